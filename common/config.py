@@ -1,0 +1,174 @@
+"""Every setting, once: a frozen dataclass a component, one field = one option = one help text.
+
+`cli.py` turns the fields into options (`prefill_budget` -> `--prefill-budget`, `BATON_PREFILL_BUDGET`); the
+supervisor turns a config back into its children's command lines with `to_argv`. "auto" stays here only as
+a word: each is turned into a value once, by the process that knows what it depends on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+from dataclasses import dataclass, field, fields
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+DEFAULT_MODEL = "smollm2-135m"
+
+
+def option(
+    default: Any,
+    text: str,
+    *,
+    choices: tuple[str, ...] = (),
+    minimum: int | None = None,
+    hidden: bool = False,
+) -> Any:
+    """Declare a setting: its default, its help text and, where there are any, its choices or lower bound."""
+    return field(
+        default=default,
+        metadata={"help": text, "choices": choices, "minimum": minimum, "hidden": hidden},
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ModelConfig:
+    """Which model, and in which precision."""
+
+    model: str = DEFAULT_MODEL
+    dtype: str = option(
+        "auto",
+        "Precision of weights and KV; auto takes the model's own where this machine computes it natively, "
+        "else float32.",
+        choices=("auto", "float32", "bfloat16", "float16"),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """What both nodes need to run the model."""
+
+    device: str = option("auto", "Where the model runs.", choices=("auto", "cpu"))
+    page_size: int = option(16, "Tokens in a KV page.", minimum=1)
+    kv_pages: int | None = option(
+        None, "KV pages of a node's pool [default: a tenth of the memory, at most 4 GiB].", minimum=1
+    )
+    max_running: int = option(64, "Requests that decode together at the most.", minimum=1)
+    prefill_budget: int | None = option(
+        None, "Prompt tokens computed in one batch [default: 128 on a CPU].", minimum=1
+    )
+    overlap: str = option(
+        "auto",
+        "Launch a step before the last one's tokens are read; auto is off on a CPU, where it delays them.",
+        choices=("auto", "on", "off"),
+    )
+    debug_checks: bool = option(
+        False, "Check pools and relay at every step, and stop at the first contradiction (for tests)."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class TransferConfig:
+    """How KV pages travel."""
+
+    transfer: str = option("auto", "Data plane for KV pages.", choices=("auto", "frames"))
+    verify_pages: bool = option(False, "Checksum every page on both ends of a hand-over.")
+    transfer_window: int = option(
+        64, "MiB of KV that may be under way from one prefill node to one decode node.", minimum=1
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeConfig:
+    """What only a decode node needs."""
+
+    max_queued: int = option(
+        1024, "Requests that may wait on a decode node; more are answered with 429.", minimum=1
+    )
+    colocated: bool = option(False, "Prefill on the decode node itself: one node does both.")
+
+
+@dataclass(frozen=True, slots=True)
+class GatewayConfig:
+    """The HTTP side."""
+
+    host: str = option("127.0.0.1", "Address that the HTTP server binds.")
+    port: int = option(8000, "Port of the HTTP server; 0 lets the system pick one.", minimum=0)
+    served_model_name: str | None = option(None, "Name that clients use for the model [default: MODEL].")
+    max_body_mib: int = option(16, "Largest HTTP request body, in MiB; more is answered with 413.", minimum=1)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeConfig:
+    """How a node finds its gateway, and others find it."""
+
+    join: str = option("", "Address of the gateway that this node joins.")
+    listen: str | None = option(
+        None, "Address that a prefill node binds for decode nodes [default: private]."
+    )
+    node_id: str | None = option(None, "Name of this node in logs and metrics [default: role and pid].")
+
+
+@dataclass(frozen=True, slots=True)
+class ListenConfig:
+    """Where the gateway waits for its nodes."""
+
+    nodes: str | None = option(
+        None, "Address that the gateway binds for its nodes [default: a private ipc socket, printed]."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ChildConfig:
+    """Set by `baton serve` for its children; nobody types it."""
+
+    parent_fd: int | None = option(None, "Socket to the supervisor.", hidden=True)
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisorConfig:
+    """What `baton serve` itself needs."""
+
+    stall_timeout: int = option(
+        30, "Seconds without a sign of life after which a process is killed and started again.", minimum=1
+    )
+
+
+C = TypeVar("C")
+
+
+def is_flag(config: type[Any], name: str) -> bool:
+    """Say whether the field is an on/off option."""
+    return get_type_hints(config)[name] is bool
+
+
+def value_type(config: type[Any], name: str) -> type:
+    """Return the plain type of a field: `int | None` is int."""
+    hint = get_type_hints(config)[name]
+    if get_origin(hint) in (Union, types.UnionType):
+        hint = next(arg for arg in get_args(hint) if arg is not type(None))
+    assert isinstance(hint, type)
+    return hint
+
+
+def pick(config: type[C], values: dict[str, Any]) -> C:
+    """Build a config from the options of a command, taking the fields that are its own."""
+    names = {f.name for f in fields(config)}  # type: ignore[arg-type]
+    return config(**{name: value for name, value in values.items() if name in names})
+
+
+def to_argv(*configs: Any) -> list[str]:
+    """Write configs as options, leaving out what stands at its default."""
+    argv: list[str] = []
+    for config in configs:
+        for f in fields(config):
+            value = getattr(config, f.name)
+            if not f.metadata or value is None or value == f.default:
+                continue
+            name = "--" + f.name.replace("_", "-")
+            argv += [name] if value is True else [name, str(value)]
+    return argv
+
+
+def replace(config: C, **changes: Any) -> C:
+    """Return the config with some fields changed."""
+    return dataclasses.replace(config, **changes)  # type: ignore[type-var]

@@ -1,0 +1,319 @@
+"""Every message on every link, one frozen dataclass each.
+
+    gateway -> D    Submit  Abort  Peers
+    D -> gateway    Tokens  Refused  Failed
+    gateway -> node StatsRequest         node -> gateway  Stats
+    D -> P          Prefill  Abort  Credit
+    P -> D          Rejected  Chunk  Commit  Failed  Quiesced
+    both ways       Hello  HelloAck  Status
+
+A number that identifies something is unique within the sender's or owner's epoch: a `request_id` is the
+gateway's, a `transfer_id` the decode node's. `Abort` and `Failed` carry whichever the link is about.
+
+The schema is enforced by `codec.py`; tests/golden pins the bytes; docs/protocol.md explains the order.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Annotated
+
+from common.codec import Buffer, Codec, Frames, IntArray, ItemType, MaxLen, Range
+from common.kv.layout import KVLayout
+from common.request import FinishReason, SamplingParams
+
+Int32s = Annotated[IntArray, ItemType("i")]
+UInt64s = Annotated[IntArray, ItemType("Q")]
+_Id = Annotated[int, Range(1, 2**63 - 1)]
+_Ms = Annotated[float, Range(0, 1e12)]
+_HttpStatus = Annotated[int, Range(400, 599)]
+
+
+def int32s(values: Iterable[int] = ()) -> IntArray:
+    """Make an array of int32, the type of token ids and page ids on the wire."""
+    return array("i", values)
+
+
+class Role(Enum):
+    """What a process does."""
+
+    GATEWAY = "gateway"
+    PREFILL = "prefill"
+    DECODE = "decode"
+
+
+# --- every link ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class HostIdentity:
+    """Two processes are on one host exactly when `boot_id` and `pid_namespace` match.
+
+    pid and start time then name the process, so that a reused pid is not taken for it.
+    """
+
+    boot_id: str
+    pid_namespace: int
+    pid: int
+    start_time: int  # clock ticks since boot, /proc/PID/stat field 22
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """Who I am and what I can do; the first message of a link. A mismatch refuses the peer."""
+
+    node_id: str
+    role: Role
+    host: HostIdentity
+    model: str  # fingerprint of the model folder
+    layout: KVLayout | None = None  # None: a gateway holds no KV
+    planes: Annotated[tuple[str, ...], MaxLen(16)] = ()
+    listen: str | None = None  # where a prefill node waits for decode nodes
+    capacity_tokens: int = 0  # what the pool holds: the longest prompt + answer
+    prefill_budget_tokens: int = 0  # of a prefill node: D grants no more than twice this ahead of it
+
+
+@dataclass(frozen=True, slots=True)
+class HelloAck:
+    """Answer to Hello: the same about me, and whether the link is up."""
+
+    hello: Hello
+    accepted: bool
+    reason: str = ""  # of a refusal, with both values named
+    plane: str = ""  # the plane chosen from the ones offered
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """Once a second both ways. It never declares death; it finds what was lost (see `reconcile.py`)."""
+
+    last_seq_seen: int  # filled in by the link
+    open_ids: Annotated[tuple[int, ...], MaxLen(100_000)]  # requests or transfers of this link alive here
+    queued: int = 0
+    running: int = 0
+    steps: int = 0  # batches computed since start
+    usable: bool = False  # of a decode node: it can take a request now
+    total_bytes: int = 0  # P: KV bytes sent on this link; D: bytes it may send in all
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """Give up a request (gateway -> D) or a transfer (D -> P), in whatever state it is."""
+
+    id: _Id
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A request (D -> gateway) or a transfer (P -> D) ended with an error. From P: it writes no more."""
+
+    id: _Id
+    status: _HttpStatus
+    reason: str
+    retry_after_s: int | None = None
+
+
+# --- gateway and nodes -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Submit:
+    """A request for D to own."""
+
+    request_id: _Id
+    sampling: SamplingParams
+    prompt_ids: Int32s = field(default_factory=int32s)
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A prefill node that decode nodes may use."""
+
+    node_id: str
+    address: str
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True)
+class Peers:
+    """All prefill nodes that are there now; replaces the list before."""
+
+    prefills: Annotated[tuple[PeerInfo, ...], MaxLen(1024)]
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Where a request's time went, in milliseconds, each measured by one process on its own clock."""
+
+    queue_ms: _Ms = 0.0  # waiting on D for pages, and on P for its turn
+    prefill_ms: _Ms = 0.0  # first chunk launched to first token sampled, on P
+    transfer_ms: _Ms = 0.0  # what the hand-over took beyond queue and prefill
+    first_decode_ms: _Ms = 0.0  # pages in to the second token
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """A request's last news."""
+
+    request_id: _Id
+    reason: FinishReason
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A step's tokens for all requests of a gateway: request i got `counts[i]` tokens from index `first[i]`.
+
+    `token_ids` holds them one request after the other. A gap in a request's indices means that something was
+    lost: the gateway fails the request.
+    """
+
+    request_ids: tuple[_Id, ...]
+    finished: tuple[Finish, ...]
+    first: Int32s = field(default_factory=int32s)
+    counts: Int32s = field(default_factory=int32s)
+    token_ids: Int32s = field(default_factory=int32s)
+
+    def __post_init__(self) -> None:
+        """Check what relates the fields (the codec turns it into a RemoteProtocolError)."""
+        if not len(self.request_ids) == len(self.first) == len(self.counts):
+            raise ValueError("request_ids, first and counts differ in length")
+        if any(count < 0 for count in self.counts) or sum(self.counts) != len(self.token_ids):
+            raise ValueError("counts do not add up to token_ids")
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """D does not take a request; the gateway turns it into an error object."""
+
+    request_id: _Id
+    status: _HttpStatus
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRequest:
+    """Ask a node for its ledger and counters, now."""
+
+    query_id: _Id
+
+
+@dataclass(frozen=True, slots=True)
+class PageLedger:
+    """Pages by state; the states add up to `total`, which leaves out the padding page."""
+
+    total: int
+    free: int = 0
+    active: int = 0
+    cached: int = 0
+    incoming: int = 0
+    outgoing: int = 0
+    quarantined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A node's ledger and counters at the moment of asking."""
+
+    query_id: _Id
+    pages: PageLedger
+    counters: dict[str, int]
+
+
+# --- decode node and prefill node ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """Compute this prompt, send its KV into these pages of mine, and sample the first token."""
+
+    transfer_id: _Id
+    sampling: SamplingParams
+    prompt_ids: Int32s = field(default_factory=int32s)
+    page_ids: Int32s = field(default_factory=int32s)
+
+
+@dataclass(frozen=True, slots=True)
+class Credit:
+    """D's limit on all KV bytes of this link, ever: absolute, so that a lost one heals with the next."""
+
+    limit_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """P cannot take a transfer at all; it writes nothing."""
+
+    transfer_id: _Id
+    status: _HttpStatus
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Pages `first_page` .. `first_page + num_pages` of a transfer, by logical index, and their bytes.
+
+    The frames joined are [layers, num_pages, 2, page_size, kv_heads, head_dim] of the link's layout.
+    """
+
+    transfer_id: _Id
+    first_page: int
+    num_pages: Annotated[int, Range(1, 2**31 - 1)]
+    total_bytes: int  # KV bytes sent on this link so far, these included
+    checksums: UInt64s = field(default_factory=lambda: array("Q"))  # one a page, or empty when not verified
+    frames: Annotated[tuple[Buffer, ...], Frames()] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The first token of one choice and whether it ends it."""
+
+    first_token: Annotated[int, Range(0, 2**31 - 1)]
+    finish: FinishReason | None
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The hand-over: everything was sent, here is the first token. P forgets the transfer."""
+
+    transfer_id: _Id
+    num_pages: int
+    queue_ms: _Ms
+    prefill_ms: _Ms
+    choices: Annotated[tuple[Choice, ...], MaxLen(128)]
+
+
+@dataclass(frozen=True, slots=True)
+class Quiesced:
+    """Answer to Abort, for a known transfer or not: P writes no more."""
+
+    transfer_id: _Id
+
+
+MESSAGES: tuple[type, ...] = (
+    Hello,
+    HelloAck,
+    Status,
+    Abort,
+    Failed,
+    Submit,
+    Peers,
+    Tokens,
+    Refused,
+    StatsRequest,
+    Stats,
+    Prefill,
+    Credit,
+    Rejected,
+    Chunk,
+    Commit,
+    Quiesced,
+)
+
+CODEC = Codec(MESSAGES)
