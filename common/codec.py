@@ -87,7 +87,7 @@ class _Field:
     read: Callable[[Any, str], Any]
 
 
-def _scalar(kind: type, bounds: Range | None, max_len: int | None) -> _Field:
+def _scalar(kind: type[Any], bounds: Range | None, max_len: int | None) -> _Field:
     def read(value: Any, path: str) -> Any:
         if kind is float and type(value) is int:
             value = float(value)

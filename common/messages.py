@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from common.codec import Buffer, Codec, Frames, IntArray, ItemType, MaxLen, Range
+from common.codec import MAX_FRAMES, Buffer, Codec, Frames, IntArray, ItemType, MaxLen, Range
 from common.kv.layout import KVLayout
-from common.request import FinishReason, SamplingParams
+from common.request import U64_MAX, FinishReason, SamplingParams
 
 Int32s = Annotated[IntArray, ItemType("i")]
-UInt64s = Annotated[IntArray, ItemType("Q")]
+_U64 = Annotated[int, Range(0, U64_MAX)]
 _Id = Annotated[int, Range(1, 2**63 - 1)]
 _Ms = Annotated[float, Range(0, 1e12)]
 _HttpStatus = Annotated[int, Range(400, 599)]
@@ -266,7 +266,7 @@ class Chunk:
     first_page: int
     num_pages: Annotated[int, Range(1, 2**31 - 1)]
     total_bytes: int  # KV bytes sent on this link so far, these included
-    checksums: UInt64s = field(default_factory=lambda: array("Q"))  # one a page, or empty when not verified
+    checksums: Annotated[tuple[_U64, ...], MaxLen(MAX_FRAMES)] = ()  # one a page; none when not verified
     frames: Annotated[tuple[Buffer, ...], Frames()] = ()
 
 

@@ -6,11 +6,11 @@ wherever it is drawn. Stop *strings* are not here: text exists in the gateway al
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from common.codec import MaxLen, Range
+from common.codec import IntArray, MaxLen, Range
 
 U64_MAX = 2**64 - 1
 
@@ -49,10 +49,43 @@ class SamplingParams:
     ) -> FinishReason | None:
         """Say whether `token`, the `num_outputs`-th of the answer (from 1), ends the request.
 
+        The first `min_tokens` tokens end nothing (the sampler does not draw a stop token there), as in vLLM.
         A stop token on the last place is a stop, as in OpenAI's API.
         """
-        if num_outputs >= self.min_tokens and token in self.stop_ids(eos_token_ids):
+        if num_outputs > self.min_tokens and token in self.stop_ids(eos_token_ids):
             return FinishReason.STOP
         if num_outputs >= self.max_tokens:
             return FinishReason.LENGTH
         return None
+
+
+@dataclass(eq=False, slots=True)
+class Request:
+    """A request on a node. Three lengths are stored; the rest follows. One owner: the node's scheduler.
+
+    Lengths count what was *launched*: with overlap, the last step's tokens are not yet known to the host.
+    """
+
+    prompt_ids: IntArray
+    sampling: SamplingParams
+    prompt_len: int
+    computed_len: int = 0  # tokens whose KV is in the pages, once what was launched is done
+    num_sampled: int = 0  # output tokens sampled, those in flight included
+    row: int = 0
+    page_ids: tuple[int, ...] = ()
+    outputs: list[int] = field(default_factory=list)  # output tokens that the host has seen
+
+    @property
+    def max_len(self) -> int:
+        """Tokens of prompt and answer at the most."""
+        return self.prompt_len + self.sampling.max_tokens
+
+    @property
+    def is_prefilled(self) -> bool:
+        """The prompt's KV is there; the request decodes."""
+        return self.computed_len >= self.prompt_len
+
+    @property
+    def wants_decode(self) -> bool:
+        """There is a token to feed and one more to sample."""
+        return 0 < self.num_sampled < self.sampling.max_tokens

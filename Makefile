@@ -1,0 +1,34 @@
+# `make serve`, `make demo` and `make test` set up .venv first, with python3 and pip alone.
+
+PYTHON ?= python3
+PORT ?= 8000
+MODEL ?= smollm2-135m
+QUESTION ?= What is a relay race?
+PIP_INSTALL = .venv/bin/python -m pip install -c constraints.txt
+
+.PHONY: serve demo test
+.DELETE_ON_ERROR:
+
+serve: .venv/installed
+	@.venv/bin/baton serve $(MODEL) --port $(PORT)
+
+demo: .venv/installed
+	@.venv/bin/baton serve $(MODEL) --port 0 --log-level warning --ask "$(QUESTION)"
+
+test: .venv/installed-dev
+	.venv/bin/ruff check
+	.venv/bin/ruff format --check
+	.venv/bin/mypy
+	.venv/bin/lint-imports
+	.venv/bin/python -m pytest
+
+# The stamp is removed before anything is changed: a set-up that was interrupted starts over from nothing.
+.venv/installed: pyproject.toml constraints.txt
+	test -e $@ || $(PYTHON) -m venv --clear .venv
+	rm -f $@
+	$(PIP_INSTALL) -e .
+	touch $@
+
+.venv/installed-dev: .venv/installed
+	$(PIP_INSTALL) -e ".[dev]"
+	touch $@

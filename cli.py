@@ -1,0 +1,285 @@
+"""The command `baton`: options become configs, a command calls the one function that does the work.
+
+It must not do any of that work. What a command needs is imported inside it: `baton --help` and the processes
+without a model load neither torch nor the HTTP stack, and a prefill node sets its environment before torch.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from common.config import (
+    DEFAULT_MODEL,
+    ChildConfig,
+    DecodeConfig,
+    EngineConfig,
+    GatewayConfig,
+    ListenConfig,
+    ModelConfig,
+    NodeConfig,
+    SupervisorConfig,
+    TransferConfig,
+    is_flag,
+    pick,
+    replace,
+    value_type,
+)
+from common.errors import ConfigError
+from common.lifeline import Lifeline
+from common.log import LogConfig, set_up_logging
+from gateway.ask_config import AskConfig
+
+PREFILL_NICE = 5
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def options(*configs: type[Any]) -> Callable[[F], F]:
+    """Give a command one option for each field of the configs, in their order."""
+
+    def decorate(command: F) -> F:
+        for config in reversed(configs):
+            for f in reversed(fields(config)):
+                if f.metadata:
+                    command = _option(config, f.name, f.default, f.metadata)(command)
+        return command
+
+    return decorate
+
+
+def _option(config: type[Any], name: str, default: Any, metadata: Any) -> Callable[[F], F]:
+    flag = is_flag(config, name)
+    kind: Any = value_type(config, name)
+    if metadata["choices"]:
+        kind = click.Choice(metadata["choices"])
+    elif kind is int and metadata["minimum"] is not None:
+        kind = click.IntRange(min=metadata["minimum"])
+    return click.option(
+        "--" + name.replace("_", "-"),
+        name,
+        type=None if flag else kind,
+        is_flag=flag,
+        default=default,
+        show_default=not flag and default not in (None, ""),
+        envvar="BATON_" + name.upper(),
+        help=metadata["help"],
+        hidden=metadata["hidden"],
+    )
+
+
+def takes_model(command: F) -> F:
+    """Give a command the argument MODEL and the folder where models are kept."""
+    command = click.option(
+        "--cache",
+        type=click.Path(path_type=Path, file_okay=False),
+        envvar="BATON_CACHE",
+        help="Folder of downloaded models  [default: ~/.cache/baton]",
+    )(command)
+    return click.argument("model", default=DEFAULT_MODEL, envvar="BATON_MODEL")(command)
+
+
+def _begin_process(values: dict[str, Any]) -> Lifeline:
+    """Set up what every long-running process needs; call it before anything slow is imported."""
+    set_up_logging(pick(LogConfig, values))
+    parent_fd = pick(ChildConfig, values).parent_fd
+    if parent_fd is not None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, and sends SIGTERM
+    return Lifeline(parent_fd)
+
+
+def _resolve(values: dict[str, Any]) -> Path:
+    """Return the folder of MODEL, downloaded and converted if need be."""
+    from common.model.store import resolve_model
+
+    return resolve_model(values["model"], _say, values["cache"]).absolute()
+
+
+def _local_model(values: dict[str, Any]) -> ModelConfig:
+    """Return the model's settings with its folder as the model."""
+    return replace(pick(ModelConfig, values), model=str(_resolve(values)))
+
+
+def _say(text: str) -> None:
+    click.echo(text, err=True)
+
+
+def _command() -> tuple[str, ...]:
+    """Return what starts this very program: the script beside the interpreter, or the module."""
+    script = Path(sys.executable).parent / "baton"
+    return (str(script),) if os.access(script, os.X_OK) else (sys.executable, "-m", "cli")
+
+
+class _InOrder(click.Group):
+    """Lists the commands as they stand in this file, the everyday ones first."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(self.commands)
+
+
+@click.group(cls=_InOrder, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="baton-serve", prog_name="baton", message="%(prog)s %(version)s")
+def baton() -> None:
+    """Serve a language model, with prefill and decode in separate processes.
+
+    MODEL is a folder with safetensors, or the name of a model that Baton downloads (smollm2-135m). Every
+    option can also be set by an environment variable: --page-size is BATON_PAGE_SIZE.
+    """
+
+
+@baton.command()
+@takes_model
+@options(GatewayConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, SupervisorConfig, LogConfig)
+@click.option(
+    "--ask",
+    envvar="BATON_ASK",
+    help="Ask one question when ready, print the answer and where its time went, and end.",
+)
+def serve(ask: str | None, **values: Any) -> int:
+    """Run a whole server on this machine, until Ctrl-C."""
+    from common.serve import Launch, ServeConfig, serve
+    from common.supervisor import ChildFailed
+
+    set_up_logging(pick(LogConfig, values))
+    config = ServeConfig(
+        model=pick(ModelConfig, values),
+        engine=pick(EngineConfig, values),
+        transfer=pick(TransferConfig, values),
+        decode=pick(DecodeConfig, values),
+        gateway=pick(GatewayConfig, values),
+        supervisor=pick(SupervisorConfig, values),
+        log=pick(LogConfig, values),
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    try:
+        return serve(config, Launch(_command(), env, values["cache"]), click.echo, ask)
+    except ChildFailed as error:
+        # Its own complaint about the set-up (status 2) is ours; anything else is a crash.
+        _fail(str(error), 2 if error.status == 2 else 1)
+
+
+@baton.command()
+@click.argument("prompt")
+@options(AskConfig, ChildConfig)
+def generate(prompt: str, **values: Any) -> None:
+    """Ask a running server, and print its answer as it comes."""
+    lifeline = Lifeline(pick(ChildConfig, values).parent_fd)
+    from gateway.ask import AskFailed, ask
+
+    try:
+        ask(pick(AskConfig, values), prompt, lambda text: click.echo(text, nl=False))
+    except AskFailed as error:
+        raise click.ClickException(str(error)) from None
+    finally:
+        lifeline.close()
+
+
+@baton.command()
+@takes_model
+@options(GatewayConfig, ListenConfig, ModelConfig, LogConfig, ChildConfig)
+def gateway(**values: Any) -> None:
+    """Run the HTTP side alone; nodes join it."""
+    lifeline = _begin_process(values)
+    try:
+        from gateway.node import run_gateway
+
+        config = pick(GatewayConfig, values)
+        config = replace(config, served_model_name=config.served_model_name or values["model"])
+        run_gateway(_local_model(values), config, pick(ListenConfig, values), lifeline)
+    finally:
+        lifeline.close()
+
+
+@baton.command()
+@takes_model
+@options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, LogConfig, ChildConfig)
+def prefill(**values: Any) -> None:
+    """Run a node that computes prompts."""
+    lifeline = _begin_process(values)
+    try:
+        # Where both nodes share the cores, decode must not wait for prefill: here, threads without work sleep
+        # instead of spinning (read when torch loads its OpenMP), and the kernel prefers the other node.
+        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+        os.nice(PREFILL_NICE)
+        node = _joined(values)
+        from prefill_node.node import run_prefill
+
+        model = _local_model(values)
+        run_prefill(model, pick(EngineConfig, values), pick(TransferConfig, values), node, lifeline)
+    finally:
+        lifeline.close()
+
+
+@baton.command()
+@takes_model
+@options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig, ChildConfig)
+def decode(**values: Any) -> None:
+    """Run a node that produces the tokens after the first."""
+    lifeline = _begin_process(values)
+    try:
+        node = _joined(values)
+        from decode_node.node import run_decode
+
+        model = _local_model(values)
+        engine, transfer = pick(EngineConfig, values), pick(TransferConfig, values)
+        run_decode(model, engine, transfer, pick(DecodeConfig, values), node, lifeline)
+    finally:
+        lifeline.close()
+
+
+def _joined(values: dict[str, Any]) -> NodeConfig:
+    node = pick(NodeConfig, values)
+    if not node.join:
+        raise ConfigError("--join ADDRESS is missing: the address that `baton gateway` printed")
+    return node
+
+
+@baton.command(hidden=True)
+@takes_model
+@options(LogConfig, ChildConfig)
+def prepare(**values: Any) -> None:
+    """Make a model ready and tell `baton serve` where it lies."""
+    lifeline = _begin_process(values)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    try:
+        lifeline.ready(folder=str(_resolve(values)))
+    finally:
+        lifeline.close()
+
+
+def _exit_on_signal(signum: int, frame: FrameType | None) -> NoReturn:
+    """End by an exception, so that a download or conversion removes its temporary files."""
+    sys.exit(128 + signum)
+
+
+def _fail(text: str, status: int) -> NoReturn:
+    click.echo(f"baton: {text}", err=True)
+    sys.exit(status)
+
+
+def main() -> NoReturn:
+    """Run `baton`: what the user can mend is one line, without a traceback. Everything else is our bug."""
+    try:
+        status = baton.main(prog_name="baton", standalone_mode=False)
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.format_message())
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except ConfigError as error:
+        _fail(str(error), 2)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    sys.exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,149 @@
+"""What a step computes, as plain host values: the schedulers' product. No tensor is made here.
+
+`resolve_forward_inputs` (future_map.py) turns a batch into device inputs, and is the only place that does:
+`input_ids` is None in every mode until then. Field names are SGLang's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from common.engine.chunking import ChunkPlan
+from common.errors import LocalError
+from common.request import Request, SamplingParams
+
+
+class ForwardMode(Enum):
+    """Where a batch's input ids come from."""
+
+    EXTEND = auto()  # prompt ids, copied to the device on the forward stream
+    DECODE = auto()  # the FutureMap, by row
+    PREBUILT = auto()  # nowhere: the KV arrived, there is no forward
+
+
+@dataclass(frozen=True, slots=True)
+class SampleRow:
+    """A request of the batch that samples a token in this step."""
+
+    index: int  # in the batch
+    sampling: SamplingParams
+    position: int  # of the token to sample, from the start of the prompt
+    may_stop: bool  # False: fewer than min_tokens so far
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduleBatch:
+    """One step. Tuples run over the batch's requests.
+
+    `seq_lens` are the tokens in KV after the step, `prefix_lens` before it, `extend_lens` those of it.
+    """
+
+    mode: ForwardMode
+    page_size: int
+    req_pool_indices: tuple[int, ...]  # rows
+    seq_lens: tuple[int, ...]
+    prefix_lens: tuple[int, ...]
+    extend_lens: tuple[int, ...]
+    extend_num_tokens: int
+    page_ids: tuple[tuple[int, ...], ...]
+    sample_rows: tuple[SampleRow, ...]
+    prefill_input_ids_cpu: tuple[memoryview, ...] | None = None  # EXTEND: int32 ids, one view a request
+
+    @property
+    def input_ids(self) -> None:
+        """None, in every mode: who reads it before resolution has a bug.
+
+        It is a property without a setter so that nobody can put anything else here.
+        """
+        return
+
+    def out_cache_loc(self) -> list[int]:
+        """Where the step's KV goes, a number a token: page * page_size + offset. Made when asked for."""
+        size = self.page_size
+        return [
+            pages[position // size] * size + position % size
+            for pages, prefix, end in zip(self.page_ids, self.prefix_lens, self.seq_lens, strict=True)
+            for position in range(prefix, end)
+        ]
+
+    def positions(self) -> list[int]:
+        """Position of each of the step's tokens in its request."""
+        return [
+            position
+            for prefix, end in zip(self.prefix_lens, self.seq_lens, strict=True)
+            for position in range(prefix, end)
+        ]
+
+
+def _sample_row(index: int, request: Request) -> SampleRow:
+    return SampleRow(
+        index=index,
+        sampling=request.sampling,
+        position=request.prompt_len + request.num_sampled,
+        may_stop=request.num_sampled >= request.sampling.min_tokens,
+    )
+
+
+def prepare_for_extend(chunks: Sequence[ChunkPlan], page_size: int) -> ScheduleBatch:
+    """Batch the chunks of several prompts; those that end their prompt sample a token."""
+    requests = [chunk.request for chunk in chunks]
+    return ScheduleBatch(
+        mode=ForwardMode.EXTEND,
+        page_size=page_size,
+        req_pool_indices=tuple(request.row for request in requests),
+        seq_lens=tuple(chunk.end for chunk in chunks),
+        prefix_lens=tuple(chunk.start for chunk in chunks),
+        extend_lens=tuple(chunk.end - chunk.start for chunk in chunks),
+        extend_num_tokens=sum(chunk.end - chunk.start for chunk in chunks),
+        page_ids=tuple(request.page_ids for request in requests),
+        sample_rows=tuple(
+            _sample_row(index, chunk.request) for index, chunk in enumerate(chunks) if chunk.is_last
+        ),
+        prefill_input_ids_cpu=tuple(
+            memoryview(chunk.request.prompt_ids)[chunk.start : chunk.end] for chunk in chunks
+        ),
+    )
+
+
+def prepare_for_decode(requests: Sequence[Request], page_size: int) -> ScheduleBatch:
+    """One token for each request: its last one, which is in the FutureMap under its row."""
+    for request in requests:
+        if not request.wants_decode:
+            raise LocalError(f"row {request.row} has nothing to decode")
+    prefix_lens = tuple(request.computed_len for request in requests)
+    return ScheduleBatch(
+        mode=ForwardMode.DECODE,
+        page_size=page_size,
+        req_pool_indices=tuple(request.row for request in requests),
+        seq_lens=tuple(length + 1 for length in prefix_lens),
+        prefix_lens=prefix_lens,
+        extend_lens=(1,) * len(requests),
+        extend_num_tokens=len(requests),
+        page_ids=tuple(request.page_ids for request in requests),
+        sample_rows=tuple(_sample_row(index, request) for index, request in enumerate(requests)),
+    )
+
+
+def prepare_for_prebuilt(requests: Sequence[Request], page_size: int) -> ScheduleBatch:
+    """Requests whose KV came from another node: metadata alone.
+
+    Only lengths, rows and page ids are read; the prompt is not, so the cost does not grow with it. The
+    last output (the first token, for a request that was just handed over) has no KV yet: it is the next
+    step's input. `computed_len` is what was here before the hand-over.
+    """
+    seq_lens = tuple(request.prompt_len + max(0, len(request.outputs) - 1) for request in requests)
+    prefix_lens = tuple(request.computed_len for request in requests)
+    extend_lens = tuple(end - start for start, end in zip(prefix_lens, seq_lens, strict=True))
+    return ScheduleBatch(
+        mode=ForwardMode.PREBUILT,
+        page_size=page_size,
+        req_pool_indices=tuple(request.row for request in requests),
+        seq_lens=seq_lens,
+        prefix_lens=prefix_lens,
+        extend_lens=extend_lens,
+        extend_num_tokens=sum(extend_lens),
+        page_ids=tuple(request.page_ids for request in requests),
+        sample_rows=(),
+    )

@@ -1,0 +1,61 @@
+"""Cut prompts into chunks under a token budget: several prompts in one batch, in order.
+
+A chunk ends on a page boundary, except the last of its prompt, so that its pages are final when it is
+computed and can be sent. Pure; used by a prefill node, and by a decode node that prefills by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from common.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class ChunkPlan:
+    """Tokens `start` to `end` of a prompt, and the pages that they fill: fixed when it is scheduled.
+
+    By the time the result is processed the request has moved on, so nobody may ask the request instead.
+    """
+
+    request: Request
+    start: int
+    end: int
+    is_last: bool
+    first_page: int  # logical index of page_ids[0]
+    page_ids: tuple[int, ...]
+
+
+def plan_chunks(requests: Iterable[Request], budget: int, page_size: int) -> tuple[ChunkPlan, ...]:
+    """Plan one batch of at most `budget` tokens (not below the page size), first come, first served."""
+    chunks: list[ChunkPlan] = []
+    for request in requests:
+        start, left = request.computed_len, request.prompt_len - request.computed_len
+        size = min(left, budget)
+        if size < left:
+            size -= size % page_size
+        if size <= 0:
+            break
+        end = start + size
+        first_page, end_page = start // page_size, -(-end // page_size)
+        chunks.append(
+            ChunkPlan(
+                request=request,
+                start=start,
+                end=end,
+                is_last=size == left,
+                first_page=first_page,
+                page_ids=request.page_ids[first_page:end_page],
+            )
+        )
+        budget -= size
+    return tuple(chunks)
+
+
+def advance(chunks: Iterable[ChunkPlan]) -> None:
+    """Count what was planned as launched. After `prepare_for_extend`, which reads the lengths before."""
+    for chunk in chunks:
+        chunk.request.computed_len = chunk.end
+        if chunk.is_last:
+            chunk.request.num_sampled += 1

@@ -1,0 +1,96 @@
+"""Bring a model up on this node: turn every "auto" into a value, load, size the pool, make the runner."""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from common.config import EngineConfig, ModelConfig
+from common.engine.model_runner import ModelRunner
+from common.errors import ConfigError
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool, available_memory_bytes, default_num_pages
+from common.model.decoder import load_decoder
+from common.model.spec import ModelSpec, load_spec, resolve_dtype
+
+log = logging.getLogger("baton.engine")
+
+CPU_PREFILL_BUDGET = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """A loaded model and the values that "auto" became."""
+
+    spec: ModelSpec
+    layout: KVLayout
+    pool: KVPool
+    runner: ModelRunner
+    num_rows: int
+    prefill_budget: int  # tokens a batch
+    overlap: bool
+
+
+def resolve_prefill_budget(config: EngineConfig) -> int:
+    """Tokens in one EXTEND batch.
+
+    Raises:
+        ConfigError: a budget below the page size: no chunk could end on a page boundary.
+    """
+    if config.prefill_budget is None:
+        return max(CPU_PREFILL_BUDGET, config.page_size)
+    if config.prefill_budget < config.page_size:
+        raise ConfigError(
+            f"--prefill-budget {config.prefill_budget} is below --page-size {config.page_size}: "
+            "a chunk must hold a page"
+        )
+    return config.prefill_budget
+
+
+def load_engine(folder: Path, model: ModelConfig, config: EngineConfig) -> Engine:
+    """Load the model of a folder onto this node's device.
+
+    Raises:
+        ConfigError: the model or a setting does not work here.
+    """
+    started_s = time.monotonic()
+    budget = resolve_prefill_budget(config)
+    spec = load_spec(folder)
+    dtype = resolve_dtype(model.dtype, spec)
+    device = torch.device("cpu")
+    layout = spec.kv_layout(config.page_size, dtype)
+    num_pages = config.kv_pages or default_num_pages(layout, available_memory_bytes())
+    pool = KVPool(layout, num_pages, device)
+    # Requests that run, and as many whose pages are on their way.
+    num_rows = 2 * config.max_running
+    runner = ModelRunner(
+        load_decoder(folder, spec, dtype, pool),
+        spec.eos_token_ids,
+        num_rows=num_rows,
+        max_pages=min(num_pages, layout.pages_for(spec.context_length)),
+        device=device,
+        debug=config.debug_checks,
+    )
+    log.info(
+        "loaded %s as %s in %.1f s: %d pages of %d tokens (%d MiB), %d tokens a prefill batch",
+        folder.name,
+        dtype,
+        time.monotonic() - started_s,
+        num_pages,
+        layout.page_size,
+        num_pages * layout.page_bytes >> 20,
+        budget,
+    )
+    return Engine(
+        spec=spec,
+        layout=layout,
+        pool=pool,
+        runner=runner,
+        num_rows=num_rows,
+        prefill_budget=budget,
+        overlap=config.overlap == "on",
+    )

@@ -1,0 +1,149 @@
+"""What both nodes have in common: the link to their gateway, and the loop that their process runs in."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import zmq
+
+from common.config import NodeConfig
+from common.errors import ConfigError
+from common.host import this_process
+from common.kv.layout import KVLayout
+from common.lifeline import Lifeline
+from common.messages import Hello, PageLedger, Role, Stats, StatsRequest, Status
+from common.peering import Connector, PeerEvent, PeerMessage, new_epoch
+from common.sockets import Pollable, wait
+from common.stop_signals import StopSignals
+
+ALIVE_EVERY_S = 1.0
+PLANES = ("frames",)
+
+
+class NodeLoop(Protocol):
+    """A node as its process runs it."""
+
+    def turn(self, now: float) -> bool:
+        """Do what can be done now; True when there is more to do at once."""
+
+    def pollables(self) -> list[Pollable]:
+        """What the node waits for."""
+
+    def deadline(self) -> float | None:
+        """When `turn` has something to do at the latest."""
+
+    def close(self) -> None:
+        """Close all sockets."""
+
+
+def run_loop(loop: NodeLoop, lifeline: Lifeline) -> None:
+    """Run a node until SIGTERM, SIGINT or its supervisor's end."""
+    with StopSignals() as signals:
+        lifeline.ready()
+        alive_due_s = time.monotonic()
+        try:
+            while signals.take() is None:
+                now = time.monotonic()
+                if now >= alive_due_s:
+                    lifeline.alive()
+                    alive_due_s = now + ALIVE_EVERY_S
+                if loop.turn(now):
+                    continue
+                deadline = loop.deadline()
+                wake_s = alive_due_s if deadline is None else min(alive_due_s, deadline)
+                wait([signals.fileno(), *loop.pollables()], wake_s - time.monotonic())
+        finally:
+            loop.close()
+            lifeline.close()
+
+
+def private_address(join: str, name: str, lifeline: Lifeline) -> str:
+    """Choose an address that only this user reaches: an ipc socket, or loopback where the gateway is on TCP."""
+    if not join.startswith("ipc://"):
+        return "tcp://127.0.0.1:*"
+    folder = Path(tempfile.mkdtemp(prefix="baton-"))
+    lifeline.remove_at_exit(folder)
+    return f"ipc://{folder}/{name}.sock"
+
+
+class GatewayLink:
+    """A node's link to its gateway: greets, answers StatsRequest, passes the rest on.
+
+    Args:
+        status_of: what the node says of itself once a second.
+        stats: its ledger and counters, at the moment of asking.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        hello: Hello,
+        epoch: int,
+        *,
+        status_of: Callable[[int], Status],
+        stats: Callable[[], tuple[PageLedger, dict[str, int]]],
+        now: float,
+    ) -> None:
+        self._stats = stats
+        self._status_of = status_of
+        self.connector = Connector(
+            context, address, hello, epoch, lambda peer: status_of(peer.epoch), now=now
+        )
+
+    def poll(self, now: float) -> list[PeerEvent]:
+        """Read all messages; returns what is the node's own business."""
+        events = []
+        for event in self.connector.poll(now):
+            match event:
+                case PeerMessage(peer, StatsRequest(query_id)):
+                    ledger, counters = self._stats()
+                    peer.send(Stats(query_id, ledger, counters))
+                case _:
+                    events.append(event)
+        return events
+
+    def send_status(self) -> None:
+        """Say now what the next Status would say."""
+        if (peer := self.connector.peer) is not None:
+            peer.send(self._status_of(peer.epoch))
+
+    def close(self) -> None:
+        """Close the link."""
+        self.connector.close()
+
+
+def make_hello(
+    role: Role,
+    config: NodeConfig,
+    *,
+    model: str,
+    layout: KVLayout,
+    capacity_tokens: int,
+    prefill_budget_tokens: int,
+    listen: str | None = None,
+) -> tuple[Hello, int]:
+    """Describe this node; returns its Hello and the epoch of its process.
+
+    Raises:
+        ConfigError: there is no gateway to join.
+    """
+    if not config.join:
+        raise ConfigError(f"baton {role.value} needs --join ADDRESS, the address that `baton gateway` prints")
+    hello = Hello(
+        node_id=config.node_id or f"{role.value}-{os.getpid()}",
+        role=role,
+        host=this_process(),
+        model=model,
+        layout=layout,
+        planes=PLANES,
+        listen=listen,
+        capacity_tokens=capacity_tokens,
+        prefill_budget_tokens=prefill_budget_tokens,
+    )
+    return hello, new_epoch()

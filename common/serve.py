@@ -1,0 +1,193 @@
+"""`baton serve`: one server on this machine, as a supervised gateway, prefill node and decode node.
+
+1. Check the port, before anything that takes time.
+2. Make a private folder for the sockets.
+3. Make the model ready, in a process of its own: a signal can end it, and its memory is given back.
+4. Start gateway and nodes, wait until a pair of nodes is usable, say how to talk to the server.
+5. Watch them (or ask one question) until a signal; end everything.
+
+It must not know how a child does its work: the children are the commands `baton gateway / prefill / decode`.
+"""
+
+from __future__ import annotations
+
+import errno
+import ipaddress
+import json
+import shlex
+import socket
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from common.child import ChildSpec
+from common.children import Stopped
+from common.config import (
+    DecodeConfig,
+    EngineConfig,
+    GatewayConfig,
+    ListenConfig,
+    ModelConfig,
+    NodeConfig,
+    SupervisorConfig,
+    TransferConfig,
+    replace,
+    to_argv,
+)
+from common.errors import ConfigError
+from common.log import LogConfig
+from common.supervisor import GATEWAY, Job, Supervisor
+
+# ipc:// addresses over 107 characters fail; a folder of ours and a socket in it take about 35.
+MAX_TEMP_DIR_CHARS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class ServeConfig:
+    """All settings of one server."""
+
+    model: ModelConfig
+    engine: EngineConfig
+    transfer: TransferConfig
+    decode: DecodeConfig
+    gateway: GatewayConfig
+    supervisor: SupervisorConfig
+    log: LogConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """How processes are started here.
+
+    `command` is what `baton` is called as, `env` the environment of the children, without any `BATON_*`: an
+    option that stands at its default is not on a child's command line, and must not come back from there.
+    """
+
+    command: tuple[str, ...]
+    env: Mapping[str, str]
+    cache: Path | None = None
+
+
+def check_port(host: str, port: int) -> None:
+    """Raise ConfigError when the HTTP server could not listen there."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, proto) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except (socket.gaierror, UnicodeError):
+        raise ConfigError(f"--host {host} is no address") from None
+    except OverflowError:
+        raise ConfigError(f"--port {port} is no port: the largest is 65535") from None
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {port} is taken: choose another with --port (0 lets the system pick one)"
+            ) from None
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
+
+
+def short_temp_dir() -> str:
+    """Return a folder for temporary folders whose path is short enough for sockets in them."""
+    folder = tempfile.gettempdir()
+    return folder if len(folder) <= MAX_TEMP_DIR_CHARS else "/tmp"
+
+
+def plan_services(config: ServeConfig, launch: Launch, folder: str, run_dir: Path) -> tuple[ChildSpec, ...]:
+    """Return the processes of a server whose model lies in `folder`."""
+    join = f"ipc://{run_dir}/gateway.sock"
+    model = replace(config.model, model=folder)
+    served_name = config.gateway.served_model_name or config.model.model
+    gateway = replace(config.gateway, served_model_name=served_name)
+
+    def child(name: str, role: str, *configs: object) -> ChildSpec:
+        argv = (*launch.command, role, folder, *to_argv(model, *configs, config.log))
+        return ChildSpec(name, role, argv)
+
+    def node(name: str, listen: str | None = None) -> NodeConfig:
+        return NodeConfig(join=join, listen=listen, node_id=name)
+
+    specs = [child("gateway", GATEWAY, gateway, ListenConfig(nodes=join))]
+    if not config.decode.colocated:
+        listen = f"ipc://{run_dir}/prefill-0.sock"
+        specs.append(child("prefill-0", "prefill", config.engine, config.transfer, node("prefill-0", listen)))
+    specs.append(child("decode-0", "decode", config.engine, config.transfer, config.decode, node("decode-0")))
+    return tuple(specs)
+
+
+def base_url(host: str, port: int) -> str:
+    """Return the URL under which this machine reaches a server that listens on `host`."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return f"http://{host or '127.0.0.1'}:{port}"
+    if address.is_unspecified:
+        return f"http://127.0.0.1:{port}" if address.version == 4 else f"http://[::1]:{port}"
+    return f"http://{address}:{port}" if address.version == 4 else f"http://[{address}]:{port}"
+
+
+def banner(model_name: str, url: str) -> str:
+    """Return what a person needs to use the server, with a command that works as pasted."""
+    body = {"model": model_name, "messages": [{"role": "user", "content": "What is a relay race?"}]}
+    return (
+        f"\nBaton serves {model_name} at {url}\n\n"
+        f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
+        f"    -d {shlex.quote(json.dumps(body))}\n\n"
+        "Ctrl-C stops it.\n"
+    )
+
+
+def _exit_status(job: Job) -> int:
+    return 1 if job.status is None or job.status < 0 else job.status
+
+
+def _make_model_ready(supervisor: Supervisor, config: ServeConfig, launch: Launch) -> str | int:
+    """Return the model's folder, or the exit status of the process that could not make it ready."""
+    cache = () if launch.cache is None else ("--cache", str(launch.cache))
+    argv = (*launch.command, "prepare", *cache, *to_argv(config.log))
+    end = supervisor.run_job(ChildSpec("prepare", "prepare", argv, ("--", config.model.model), is_job=True))
+    if end.status != 0:
+        return _exit_status(end)
+    return str(end.info["folder"])
+
+
+def _ask(supervisor: Supervisor, launch: Launch, url: str, question: str) -> int:
+    argv = (*launch.command, "generate", "--url", url, "--timings")
+    spec = ChildSpec("generate", "generate", argv, ("--", question), is_job=True)
+    return _exit_status(supervisor.run_job(spec))
+
+
+def serve(
+    config: ServeConfig, launch: Launch, say: Callable[[str], None], question: str | None = None
+) -> int:
+    """Run a server until a signal, or until one question is answered; return the exit status.
+
+    Raises:
+        ConfigError: it cannot start, for a reason that the user can mend.
+        ChildFailed: a process of it ended before it was ever ready.
+    """
+    check_port(config.gateway.host, config.gateway.port)
+    name = config.gateway.served_model_name or config.model.model
+    try:
+        with (
+            tempfile.TemporaryDirectory(
+                prefix="baton-", dir=short_temp_dir(), ignore_cleanup_errors=True
+            ) as run_dir,
+            Supervisor(Path(run_dir), launch.env, config.supervisor.stall_timeout) as supervisor,
+        ):
+            folder = _make_model_ready(supervisor, config, launch)
+            if isinstance(folder, int):
+                return folder
+            supervisor.start(plan_services(config, launch, folder, Path(run_dir)))
+            url = base_url(config.gateway.host, supervisor.wait_usable())
+            if question is not None:
+                return _ask(supervisor, launch, url, question)
+            say(banner(name, url))
+            supervisor.watch()
+    except Stopped as stopped:
+        return 0 if question is None else 128 + stopped.signum
+    except OSError as error:
+        raise ConfigError(f"cannot start: {error}") from None

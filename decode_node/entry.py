@@ -1,0 +1,111 @@
+"""A request on a decode node, and what its scheduler says: plain records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from common.engine.batch import ScheduleBatch
+from common.kv.allocator import Lease
+from common.messages import Timings
+from common.request import FinishReason, Request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestKey:
+    """A request of any gateway: the gateway's epoch, and the id that it gave."""
+
+    epoch: int
+    request_id: int
+
+
+class Phase(Enum):
+    """Where a request is."""
+
+    QUEUED = auto()
+    TRANSFERRING = auto()
+    PREFILLING = auto()
+    ARRIVED = auto()
+    RUNNING = auto()
+    ENDED = auto()
+
+
+@dataclass(eq=False, slots=True)
+class Entry:
+    """A request on this node, with what it holds and when it passed which stage."""
+
+    key: RequestKey
+    request: Request
+    submitted_s: float
+    phase: Phase = Phase.QUEUED
+    lease: Lease | None = None
+    transfer_id: int | None = None
+    attempts: int = 0
+    granted_s: float = 0.0
+    arrived_s: float = 0.0  # first token known here
+    timings: Timings = field(default_factory=Timings)
+
+
+# What the scheduler tells its node -------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class TokenOut:
+    """A token for the gateway, the `index`-th of its request."""
+
+    key: RequestKey
+    index: int
+    token: int
+    finish: FinishReason | None
+    timings: Timings
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedOut:
+    """A request that is not taken."""
+
+    key: RequestKey
+    status: int
+    message: str
+    code: str | None = None
+    param: str | None = None
+    retry_after_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FailedOut:
+    """A request that ended with an error."""
+
+    key: RequestKey
+    status: int
+    reason: str
+    retry_after_s: int | None = None
+
+
+Out = TokenOut | RefusedOut | FailedOut
+
+
+@dataclass(frozen=True, slots=True)
+class Grant:
+    """A request got pages and a row; `node_id` computes its prompt, or this node when it is None."""
+
+    entry: Entry
+    node_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeStep:
+    """A step to launch; `entries` are those that a token is sampled for, in the batch's order."""
+
+    step_id: int
+    batch: ScheduleBatch
+    entries: tuple[Entry, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Prebuilt:
+    """A PREBUILT batch: no forward, its first tokens are to be seeded."""
+
+    batch: ScheduleBatch
+    entries: tuple[Entry, ...]
+    first_tokens: tuple[int, ...]

@@ -1,0 +1,266 @@
+"""The process of `baton decode`: owns requests from submission to the last token.
+
+A turn of its loop: read everything; grant; PREBUILT; launch a step; process the one that is due; send. With
+overlap, the only wait for the device is inside `StepLoop.results`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from pathlib import Path
+
+import zmq
+
+from common.config import DecodeConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
+from common.engine.loader import Engine, load_engine
+from common.engine.step_loop import StepLoop
+from common.lifeline import Lifeline
+from common.messages import Abort, PageLedger, Peers, Role, Status, Submit
+from common.node import GatewayLink, make_hello, run_loop
+from common.peering import Peer, PeerDown, PeerMessage, PeerUp
+from common.reconcile import Reconciler
+from common.sockets import Pollable
+from decode_node.admission import PrefillLoad
+from decode_node.entry import DecodeStep, RequestKey
+from decode_node.outbox import messages_of
+from decode_node.scheduler import DecodeScheduler
+from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone, TransferGaveOut
+
+log = logging.getLogger("baton.decode")
+
+
+class DecodeNode:
+    """Runs the scheduler's plans; alone talks to the gateway about a request."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        transfer: TransferConfig,
+        decode: DecodeConfig,
+        node: NodeConfig,
+        *,
+        max_running: int,
+        debug_checks: bool,
+    ) -> None:
+        self._engine = engine
+        self._colocated = decode.colocated
+        self._debug_checks = debug_checks
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        hello, epoch = make_hello(
+            Role.DECODE,
+            node,
+            model=engine.spec.fingerprint,
+            layout=engine.layout,
+            capacity_tokens=engine.pool.num_pages * engine.layout.page_size,
+            prefill_budget_tokens=0,
+        )
+        self._endpoint = ReceiverEndpoint(self._context, engine.pool, transfer, hello, epoch)
+        self._scheduler = DecodeScheduler(
+            layout=engine.layout,
+            num_pages=engine.pool.num_pages,
+            num_rows=engine.num_rows,
+            max_running=max_running,
+            max_queued=decode.max_queued,
+            prefill_budget=engine.prefill_budget,
+            colocated=decode.colocated,
+            vocab_size=engine.spec.vocab_size,
+            context_length=engine.spec.context_length,
+            eos_token_ids=engine.spec.eos_token_ids,
+        )
+        self._loop: StepLoop[DecodeStep] = StepLoop(engine.runner, overlap=engine.overlap)
+        self._gateway_peer: Peer | None = None
+        self._reconciler = Reconciler()
+        self._counters: Counter[str] = Counter()
+        self._said_usable = False
+        self._gateway = GatewayLink(
+            self._context,
+            node.join,
+            hello,
+            epoch,
+            status_of=self._status,
+            stats=self._stats,
+            now=time.monotonic(),
+        )
+
+    def turn(self, now: float) -> bool:
+        """Read, admit, launch, process, send."""
+        self._read_gateway(now)
+        self._read_prefill_nodes(now)
+        self._grant(now)
+        self._prebuild()
+        self._flush()  # first tokens and refusals do not wait for the step
+        step = self._scheduler.next_step(now)
+        if step is not None:
+            self._loop.launch(step)
+        done = step is not None
+        for result in self._loop.results(launched=step is not None):
+            done = True
+            self._scheduler.process(result.step, result.tokens, time.monotonic())
+        self._flush()
+        if self._debug_checks:
+            self._scheduler.check_invariants()
+        return done
+
+    def pollables(self) -> list[Pollable]:
+        """What the node waits for."""
+        return [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
+
+    def deadline(self) -> float | None:
+        """When `turn` has something to do at the latest."""
+        deadlines = (self._gateway.connector.deadline(), self._endpoint.deadline())
+        return min((d for d in deadlines if d is not None), default=None)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._gateway.close()
+        self._endpoint.close()
+        self._context.destroy(linger=0)
+
+    # The gateway --------------------------------------------------------------------------------------------
+
+    def _read_gateway(self, now: float) -> None:
+        for event in self._gateway.poll(now):
+            match event:
+                case PeerUp(peer):
+                    self._gateway_peer = peer
+                    self._reconciler = Reconciler()
+                case PeerDown(peer, _):
+                    self._gateway_gone(peer, now)
+                case PeerMessage(peer, Submit() as submit):
+                    self._counters["requests_submitted"] += 1
+                    key = RequestKey(peer.epoch, submit.request_id)
+                    self._reconciler.opened(submit.request_id)
+                    self._scheduler.submit(key, submit, now, can_prefill=self._can_prefill())
+                case PeerMessage(peer, Abort(request_id)):
+                    self._abort(RequestKey(peer.epoch, request_id), now)
+                case PeerMessage(_, Peers(prefills)):
+                    if not self._colocated:
+                        self._endpoint.set_prefill_nodes(prefills, now)
+                case PeerMessage(peer, Status() as status):
+                    lost = self._reconciler.on_status(status.last_seq_seen, status.open_ids)
+                    for request_id in lost:
+                        self._abort(RequestKey(peer.epoch, request_id), now)
+                case PeerMessage():
+                    self._counters["messages_misplaced"] += 1
+
+    def _gateway_gone(self, peer: Peer, now: float) -> None:
+        """What that gateway submitted is over: nobody is left to read it."""
+        for key in self._scheduler.keys_of(peer.epoch):
+            self._abort(key, now)
+        self._gateway_peer = None
+        self._said_usable = False
+        if not self._colocated:
+            self._endpoint.set_prefill_nodes((), now)  # the next gateway tells which there are
+
+    def _abort(self, key: RequestKey, now: float) -> None:
+        self._counters["requests_aborted"] += 1
+        self._reconciler.closed(key.request_id)
+        transfer_id = self._scheduler.abort(key)
+        if transfer_id is not None:
+            self._endpoint.abort(transfer_id, now)
+
+    # Prefill nodes ------------------------------------------------------------------------------------------
+
+    def _can_prefill(self) -> bool:
+        return self._colocated or bool(self._endpoint.ready_nodes())
+
+    def _read_prefill_nodes(self, now: float) -> None:
+        for output in self._endpoint.poll(now):
+            match output:
+                case TransferDone(transfer_id, commit):
+                    self._scheduler.transfer_done(transfer_id, commit, now)
+                case TransferGaveOut(transfer_id, status, reason, retryable):
+                    self._counters["transfers_gave_out"] += 1
+                    self._scheduler.transfer_gave_out(
+                        transfer_id,
+                        status,
+                        reason,
+                        retryable=retryable,
+                        can_prefill=self._can_prefill(),
+                    )
+        if not self._can_prefill():
+            self._scheduler.prefill_lost()
+        if self._can_prefill() is not self._said_usable and self._gateway_peer is not None:
+            self._said_usable = self._can_prefill()
+            self._gateway.send_status()
+
+    def _grant(self, now: float) -> None:
+        while (grant := self._scheduler.admit(self._loads())) is not None:
+            request = grant.entry.request
+            self._engine.runner.grant_pages(request.row, request.page_ids)
+            if grant.node_id is None:
+                continue
+            pages = request.page_ids[: self._engine.layout.pages_for(request.prompt_len)]
+            transfer_id = self._endpoint.grant(grant.node_id, request.prompt_ids, request.sampling, pages)
+            self._scheduler.granted(grant.entry, transfer_id, now)
+
+    def _loads(self) -> list[PrefillLoad]:
+        return [
+            PrefillLoad(node_id, self._endpoint.tokens_ahead(node_id), self._endpoint.prefill_budget(node_id))
+            for node_id in self._endpoint.ready_nodes()
+        ]
+
+    def _prebuild(self) -> None:
+        if (prebuilt := self._scheduler.take_prebuilt()) is None:
+            return
+        self._engine.runner.seed_first_tokens(prebuilt.batch, prebuilt.first_tokens)
+        self._scheduler.process_prebuilt(prebuilt)
+        self._counters["requests_prebuilt"] += len(prebuilt.entries)
+
+    # Going out ----------------------------------------------------------------------------------------------
+
+    def _flush(self) -> None:
+        outs, self._scheduler.out = self._scheduler.out, []
+        for epoch, message, ended in messages_of(outs):
+            for key in ended:
+                self._reconciler.closed(key.request_id)
+            peer = self._gateway_peer
+            if peer is not None and peer.epoch == epoch:
+                peer.send(message)
+
+    def _status(self, epoch: int) -> Status:
+        return Status(
+            last_seq_seen=0,
+            open_ids=tuple(key.request_id for key in self._scheduler.keys_of(epoch)),
+            queued=self._scheduler.num_queued,
+            running=self._scheduler.num_running,
+            steps=self._loop.num_launched,
+            usable=self._can_prefill(),
+        )
+
+    def _stats(self) -> tuple[PageLedger, dict[str, int]]:
+        counters = Counter(self._counters)
+        counters.update(self._endpoint.counters())
+        counters.update(self._gateway.connector.counters)
+        counters["steps"] = self._loop.num_launched
+        counters["tokens_sampled"] = self._scheduler.tokens_sampled
+        return self._scheduler.ledger(), dict(counters)
+
+
+def run_decode(
+    model: ModelConfig,
+    engine: EngineConfig,
+    transfer: TransferConfig,
+    decode: DecodeConfig,
+    node: NodeConfig,
+    lifeline: Lifeline,
+) -> None:
+    """Run a decode node until it is told to stop; `model.model` is a folder.
+
+    Raises:
+        ConfigError: the model or a setting does not work here.
+    """
+    loaded = load_engine(Path(model.model), model, engine)
+    run_loop(
+        DecodeNode(
+            loaded,
+            transfer,
+            decode,
+            node,
+            max_running=engine.max_running,
+            debug_checks=engine.debug_checks,
+        ),
+        lifeline,
+    )

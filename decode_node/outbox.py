@@ -1,0 +1,57 @@
+"""Turn what the scheduler says into messages: one `Tokens` a gateway and round, arrays inside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from common.messages import Failed, Finish, Refused, Tokens, int32s
+from decode_node.entry import FailedOut, Out, RefusedOut, RequestKey, TokenOut
+
+
+@dataclass(eq=False, slots=True)
+class _Run:
+    """A request's tokens of this round, one after the other."""
+
+    first: int
+    tokens: list[int] = field(default_factory=list)
+
+
+def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, ...]]]:
+    """Group by gateway; returns (gateway's epoch, message, requests that end with it), in order."""
+    runs: dict[int, dict[RequestKey, _Run]] = {}
+    finished: dict[int, list[Finish]] = {}
+    ended: dict[int, list[RequestKey]] = {}
+    last_words: list[tuple[int, Any, tuple[RequestKey, ...]]] = []
+    for out in outs:
+        key, epoch = out.key, out.key.epoch
+        match out:
+            case TokenOut(index=index, token=token, finish=finish, timings=timings):
+                runs.setdefault(epoch, {}).setdefault(key, _Run(index)).tokens.append(token)
+                if finish is not None:
+                    finished.setdefault(epoch, []).append(Finish(key.request_id, finish, timings))
+                    ended.setdefault(epoch, []).append(key)
+            case RefusedOut():
+                refused = Refused(
+                    key.request_id, out.status, out.message, out.code, out.param, out.retry_after_s
+                )
+                last_words.append((epoch, refused, (key,)))
+            case FailedOut(status=status, reason=reason, retry_after_s=retry_after_s):
+                last_words.append((epoch, Failed(key.request_id, status, reason, retry_after_s), (key,)))
+    tokens: list[tuple[int, Any, tuple[RequestKey, ...]]] = [
+        (epoch, _tokens(by_key, finished.get(epoch, [])), tuple(ended.get(epoch, [])))
+        for epoch, by_key in runs.items()
+    ]
+    # Tokens first: a request that failed in this round may have got some before.
+    return tokens + last_words
+
+
+def _tokens(by_key: dict[RequestKey, _Run], finished: list[Finish]) -> Tokens:
+    return Tokens(
+        request_ids=tuple(key.request_id for key in by_key),
+        finished=tuple(finished),
+        first=int32s(run.first for run in by_key.values()),
+        counts=int32s(len(run.tokens) for run in by_key.values()),
+        token_ids=int32s(token for run in by_key.values() for token in run.tokens),
+    )

@@ -1,0 +1,92 @@
+"""The answer to one prompt: token events of a node -> text, token ids, and why it ended.
+
+A stop string ends the answer here, although the node would go on. Knows neither HTTP nor JSON.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+
+from common.codec import IntArray
+from common.messages import Timings
+from common.request import FinishReason
+from gateway.detokenizer import Detokenizer
+from gateway.nodes import RequestStream, TokenEvent
+from gateway.stops import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class Delta:
+    """What one event adds to an answer; the last has a finish."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None = None
+    timings: Timings | None = None  # None where a stop string ended it before the node did
+
+
+@dataclass(frozen=True, slots=True)
+class TextRules:
+    """How an answer's tokens become text, and which text ends it."""
+
+    stops: Sequence[str]
+    min_tokens: int  # the first so many tokens complete no stop string
+
+
+class Answer:
+    """One submitted prompt. `abort` gives it up in any state, and is called in the end whatever happened."""
+
+    def __init__(
+        self,
+        index: int,
+        prompt_ids: IntArray,
+        stream: RequestStream,
+        detokenizer: Detokenizer,
+        rules: TextRules,
+    ) -> None:
+        self.index = index
+        self.prompt_ids = prompt_ids
+        self.num_tokens = 0  # taken so far, up to the one that ended the answer
+        self._stream = stream
+        self._detokenizer = detokenizer
+        self._stops = StopStrings(rules.stops)
+        self._min_tokens = rules.min_tokens
+
+    async def run(self, emit: Callable[[Answer, Delta], Awaitable[None]]) -> None:
+        """Follow the request to its end, handing every event's delta to `emit`.
+
+        Raises:
+            RequestRejected: the request failed.
+        """
+        finished = False
+        while not finished:
+            delta = self.take(await self._stream.next())
+            finished = delta.finish is not None
+            if finished:
+                self._stream.abort()  # after a stop string the node would go on; else it changes nothing
+            await emit(self, delta)
+
+    def abort(self) -> None:
+        """Give the request up; idempotent."""
+        self._stream.abort()
+
+    def take(self, event: TokenEvent) -> Delta:
+        """Turn an event into what it adds; tokens behind a stop string are dropped and not counted."""
+        text = ""
+        for i, token_id in enumerate(event.token_ids):
+            self.num_tokens += 1
+            # The token that made the node stop (EOS or a stop token) is counted, and is no text.
+            stopped = event.finish is FinishReason.STOP and i == len(event.token_ids) - 1
+            text += self._feed("" if stopped else self._detokenizer.add(token_id))
+            if self._stops.matched:
+                return Delta(text, event.token_ids[: i + 1], FinishReason.STOP, event.timings)
+        if event.finish is None:
+            return Delta(text, event.token_ids)
+        text += self._feed(self._detokenizer.flush())
+        if self._stops.matched:
+            return Delta(text, event.token_ids, FinishReason.STOP, event.timings)
+        return Delta(text + self._stops.release(), event.token_ids, event.finish, event.timings)
+
+    def _feed(self, piece: str) -> str:
+        return self._stops.feed(piece, armed=self.num_tokens > self._min_tokens)

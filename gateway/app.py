@@ -1,0 +1,161 @@
+"""The HTTP routes. What a route answers is put together elsewhere; the OpenAPI page is true to the errors."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+
+from common.config import GatewayConfig
+from common.errors import RequestRejected
+from gateway.endpoints import CHAT, COMPLETIONS, Endpoint
+from gateway.errors import INTERNAL_ERROR, ErrorBody, from_http
+from gateway.generation import GenerationCall, Service
+from gateway.limits import ModelLimits
+from gateway.metrics import RequestMetrics, exposition
+from gateway.nodes import Nodes
+from gateway.prompts import check_model
+from gateway.reply import JSONBody, error_response
+from gateway.text import TextPipeline
+
+MIB = 1 << 20
+Handler = Callable[[Request], Awaitable[Response]]
+_ERRORS: dict[int | str, dict[str, Any]] = {
+    400: {"model": ErrorBody, "description": "A field is wrong, unknown or not supported (`param`)."},
+    404: {"model": ErrorBody, "description": "No such model."},
+    413: {"model": ErrorBody, "description": "The body is larger than the limit."},
+    429: {"model": ErrorBody, "description": "Too many requests wait; see Retry-After."},
+    500: {"model": ErrorBody, "description": "A failure of the server."},
+    503: {"model": ErrorBody, "description": "No nodes to serve it now; see Retry-After."},
+}
+
+
+class Routes:
+    """The handlers of all routes."""
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._created = int(time.time())
+
+    async def models(self, request: Request) -> Response:
+        """List the models: one."""
+        return JSONBody({"object": "list", "data": [self._model()]})
+
+    async def model(self, request: Request) -> Response:
+        """Describe a model."""
+        check_model(request.path_params["model"], self._service.model_name)
+        return JSONBody(self._model())
+
+    async def completions(self, request: Request) -> Response:
+        """Continue a prompt."""
+        return GenerationCall(self._service, COMPLETIONS)
+
+    async def chat(self, request: Request) -> Response:
+        """Answer a chat."""
+        return GenerationCall(self._service, CHAT)
+
+    async def health(self, request: Request) -> Response:
+        """Say whether the processes do what they should: 503 when a node has work and makes no step."""
+        stalled = self._service.nodes.stalled()
+        if stalled:
+            return JSONBody({"status": "stalled", "nodes": list(stalled)}, 503, {"Retry-After": "1"})
+        return JSONBody({"status": "ok"})
+
+    async def ready(self, request: Request) -> Response:
+        """Say whether a request could be served now: 503 until there is a usable pair of nodes."""
+        if not self._service.nodes.usable():
+            return JSONBody({"status": "not ready"}, 503, {"Retry-After": "1"})
+        return JSONBody({"status": "ready"})
+
+    async def metrics(self, request: Request) -> Response:
+        """Show the metrics as Prometheus text."""
+        text = await exposition(self._service.metrics, self._service.nodes)
+        return Response(text, media_type=CONTENT_TYPE_LATEST)
+
+    async def debug_kv(self, request: Request) -> Response:
+        """Show every node's KV pages by state, asked of the nodes now; always 200."""
+        nodes, missing = await self._service.nodes.snapshot()
+        ledgers = [
+            {"id": node.node_id, "role": node.role.value, "epoch": node.epoch, "pages": asdict(node.pages)}
+            for node in nodes
+        ]
+        return JSONBody({"nodes": ledgers, "missing": list(missing)})
+
+    def _model(self) -> dict[str, Any]:
+        name = self._service.model_name
+        return {"id": name, "object": "model", "created": self._created, "owned_by": "baton"}
+
+
+async def _on_rejected(request: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestRejected)
+    return error_response(error)
+
+
+async def _on_http_exception(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    return error_response(from_http(error), dict(error.headers or {}))
+
+
+async def _on_exception(request: Request, error: Exception) -> Response:
+    return error_response(INTERNAL_ERROR)  # starlette raises it again, and uvicorn logs it
+
+
+def _add_generation(app: FastAPI, endpoint: Endpoint, handler: Handler) -> None:
+    schema = endpoint.request_type.model_json_schema()
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    app.add_api_route(
+        endpoint.path,
+        handler,
+        methods=["POST"],
+        response_model=None,
+        responses=_ERRORS,
+        openapi_extra={"requestBody": body},
+    )
+
+
+def build_app(
+    nodes: Nodes, text: TextPipeline, config: GatewayConfig, model_name: str, limits: ModelLimits
+) -> FastAPI:
+    """Build the application that serves one model."""
+    service = Service(nodes, text, limits, model_name, config.max_body_mib * MIB, RequestMetrics())
+    routes = Routes(service)
+    # Without the pages /docs and /redoc: they load scripts from elsewhere.
+    app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
+    _add_generation(app, COMPLETIONS, routes.completions)
+    _add_generation(app, CHAT, routes.chat)
+    missing: dict[int | str, dict[str, Any]] = {404: _ERRORS[404]}
+    app.add_api_route("/v1/models", routes.models, response_model=None)
+    app.add_api_route("/v1/models/{model:path}", routes.model, response_model=None, responses=missing)
+    unavailable: dict[int | str, dict[str, Any]] = {503: {"description": "Not now; see Retry-After."}}
+    app.add_api_route("/health", routes.health, response_model=None, responses=unavailable)
+    app.add_api_route("/ready", routes.ready, response_model=None, responses=unavailable)
+    app.add_api_route("/metrics", routes.metrics, response_model=None)
+    app.add_api_route("/debug/kv", routes.debug_kv, response_model=None)
+    app.add_exception_handler(RequestRejected, _on_rejected)
+    app.add_exception_handler(HTTPException, _on_http_exception)
+    app.add_exception_handler(Exception, _on_exception)
+    return app
+
+
+def build_server(app: FastAPI) -> uvicorn.Server:
+    """Return the server for an application; `await serve(sockets=[bound])` runs it."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=2,
+        )
+    )

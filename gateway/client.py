@@ -1,0 +1,330 @@
+"""The network side of the gateway: `Nodes` over links to real nodes, in the event loop of the HTTP server.
+
+A ZMQ descriptor is edge-triggered, and a send may swallow the edge: so everything is read whenever it fires,
+and once more after each send.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import zmq
+
+from common.codec import IntArray
+from common.errors import RequestRejected
+from common.messages import (
+    Abort,
+    Failed,
+    Hello,
+    Peers,
+    Refused,
+    Role,
+    Stats,
+    StatsRequest,
+    Status,
+    Submit,
+    Timings,
+    Tokens,
+)
+from common.peering import Acceptor, Peer, PeerDown, PeerMessage, PeerUp
+from common.request import FinishReason, SamplingParams
+from gateway.nodes import NodeSnapshot, RequestStream, TokenEvent
+from gateway.router import Node, Router
+
+log = logging.getLogger("baton.gateway")
+
+STATS_TIMEOUT_S = 2.0
+RETRY_AFTER_S = 1
+
+
+class _Stream:
+    """A request at a decode node (see RequestStream)."""
+
+    def __init__(self, request_id: int, node: Node, abort: Callable[[_Stream], None]) -> None:
+        self.request_id = request_id
+        self.node = node
+        self.received = 0
+        self.open = True
+        self._abort = abort
+        self._events: asyncio.Queue[TokenEvent | RequestRejected] = asyncio.Queue()
+
+    async def next(self) -> TokenEvent:
+        """Wait for more tokens; raises RequestRejected when the request failed."""
+        event = await self._events.get()
+        if isinstance(event, RequestRejected):
+            raise event
+        return event
+
+    def abort(self) -> None:
+        """Give the request up."""
+        if self.open:
+            self._abort(self)
+
+    def put(self, event: TokenEvent | RequestRejected) -> None:
+        """Hand over what came."""
+        self._events.put_nowait(event)
+
+
+class NodeClient:
+    """All links of the gateway. To be made, used and closed in one event loop."""
+
+    def __init__(
+        self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: Hello, epoch: int
+    ) -> None:
+        self._acceptor = Acceptor(context, address, hello, epoch, self._status)
+        self._router = Router()
+        self._streams: dict[int, _Stream] = {}
+        self._request_ids = itertools.count(1)
+        self._query_ids = itertools.count(1)
+        self._queries: dict[int, tuple[Peer, asyncio.Future[Stats]]] = {}
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pidfds: set[int] = set()
+        self._pump_is_due = False
+        self._restarts: dict[str, int] = {}
+        self._loop.add_reader(self._acceptor.socket.fileno(), self._pump)
+        self._pump()
+
+    @property
+    def address(self) -> str:
+        """Where nodes join."""
+        return self._acceptor.address
+
+    # Nodes (the seam) ---------------------------------------------------------------------------------------
+
+    def submit(self, prompt_ids: IntArray, sampling: SamplingParams) -> RequestStream:
+        """Hand a request to a decode node; raises RequestRejected(503) when there is no usable one."""
+        node = self._router.choose()
+        if node is None:
+            raise RequestRejected(
+                "no pair of prefill and decode nodes is ready", status=503, retry_after_s=RETRY_AFTER_S
+            )
+        stream = _Stream(next(self._request_ids), node, self._abort)
+        self._streams[stream.request_id] = stream
+        seq = node.peer.send(Submit(stream.request_id, sampling, prompt_ids))
+        node.reconciler.opened(stream.request_id, seq)
+        self._pump_soon()
+        return stream
+
+    def capacity_tokens(self) -> int | None:
+        """Tokens of the largest pool of a decode node."""
+        return max((node.peer.hello.capacity_tokens for node in self._router.decode_nodes()), default=None)
+
+    def usable(self) -> bool:
+        """Whether a decode node can take a request now."""
+        return any(n.status is not None and n.status.usable for n in self._router.decode_nodes())
+
+    def stalled(self) -> tuple[str, ...]:
+        """Nodes that have work and made no step for 30 s."""
+        now = time.monotonic()
+        return tuple(node.peer.node_id for node in self._router.nodes() if node.is_stalled(now))
+
+    async def snapshot(self) -> tuple[tuple[NodeSnapshot, ...], tuple[str, ...]]:
+        """Ask all nodes at once; those that do not answer within 2 s, or are down, are named."""
+        asked: list[tuple[Peer, asyncio.Future[Stats]]] = []
+        query_ids = []
+        for node in self._router.nodes():
+            query_id = next(self._query_ids)
+            future: asyncio.Future[Stats] = self._loop.create_future()
+            self._queries[query_id] = (node.peer, future)
+            query_ids.append(query_id)
+            asked.append((node.peer, future))
+            node.peer.send(StatsRequest(query_id))
+        self._pump_soon()
+        if asked:
+            await asyncio.wait([future for _, future in asked], timeout=STATS_TIMEOUT_S)
+        for query_id in query_ids:
+            self._queries.pop(query_id, None)
+        answers = []
+        missing = []
+        for peer, future in asked:
+            if not future.done():
+                future.cancel()
+                missing.append(peer.node_id)
+            elif not future.cancelled():
+                stats = future.result()
+                answers.append(
+                    NodeSnapshot(peer.node_id, peer.hello.role, peer.epoch, stats.pages, stats.counters)
+                )
+        present = {snapshot.node_id for snapshot in answers} | set(missing)
+        missing += [name for name in self._router.gone(time.monotonic()) if name not in present]
+        return tuple(answers), tuple(missing)
+
+    def counters(self) -> dict[str, int]:
+        """The links' counters."""
+        names = ("messages_rejected", "messages_late", "messages_lost", "links_refused")
+        return dict.fromkeys(names, 0) | dict(self._acceptor.counters)
+
+    def restarts(self) -> dict[str, int]:
+        """Restarts by role, as the supervisor counts them."""
+        return self._restarts
+
+    # ----------------------------------------------------------------------------------------------------
+
+    def take_notice(self, notice: dict[str, Any]) -> None:
+        """What the supervisor says."""
+        if isinstance(restarts := notice.get("restarts"), dict):
+            self._restarts = restarts
+
+    def close(self) -> None:
+        """Close all links."""
+        self._loop.remove_reader(self._acceptor.socket.fileno())
+        for fd in self._pidfds:
+            self._loop.remove_reader(fd)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._acceptor.close()
+
+    def _abort(self, stream: _Stream) -> None:
+        stream.node.peer.send(Abort(stream.request_id))
+        self._end(stream)
+        self._pump_soon()
+
+    def _end(self, stream: _Stream) -> None:
+        stream.open = False
+        self._streams.pop(stream.request_id, None)
+        stream.node.reconciler.closed(stream.request_id)
+
+    def _fail(self, stream: _Stream, error: RequestRejected) -> None:
+        self._end(stream)
+        stream.put(error)
+
+    def _status(self, peer: Peer) -> Status:
+        node = self._router.of(peer)
+        return Status(last_seq_seen=0, open_ids=() if node is None else node.reconciler.open_ids())
+
+    # The loop -------------------------------------------------------------------------------------------
+
+    def _pump_soon(self) -> None:
+        if not self._pump_is_due:
+            self._pump_is_due = True
+            self._loop.call_soon(self._pump)
+
+    def _pump(self) -> None:
+        """Read everything, do what is due, and plan the next time."""
+        self._pump_is_due = False
+        now = time.monotonic()
+        for event in self._acceptor.poll(now):
+            match event:
+                case PeerUp(peer):
+                    self._up(peer, now)
+                case PeerDown(peer, reason):
+                    self._down(peer, reason, now)
+                case PeerMessage(peer, message):
+                    if (node := self._router.of(peer)) is not None:
+                        self._message(node, message, now)
+                        self._pump_soon()  # it may have made us send
+        self._watch_pidfds()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if (deadline := self._acceptor.deadline()) is not None:
+            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._pump)
+
+    def _watch_pidfds(self) -> None:
+        fds = set(self._acceptor.pidfds())
+        for fd in self._pidfds - fds:
+            self._loop.remove_reader(fd)
+        for fd in fds - self._pidfds:
+            self._loop.add_reader(fd, self._pump)
+        self._pidfds = fds
+
+    def _up(self, peer: Peer, now: float) -> None:
+        log.info("%s joined", peer.node_id)
+        self._router.add(peer, now)
+        if peer.hello.role is Role.PREFILL:
+            self._tell_peers()
+        else:
+            peer.send(Peers(self._router.prefill_infos()))
+        self._pump_soon()
+
+    def _down(self, peer: Peer, reason: str, now: float) -> None:
+        node = self._router.remove(peer, now)
+        for query_peer, future in self._queries.values():
+            if query_peer is peer:
+                future.cancel()
+        if node is None:
+            return
+        for request_id in node.reconciler.open_ids():
+            if (stream := self._streams.get(request_id)) is not None:
+                self._fail(
+                    stream,
+                    RequestRejected(
+                        f"{peer.node_id} is gone: {reason}", status=503, retry_after_s=RETRY_AFTER_S
+                    ),
+                )
+        if peer.hello.role is Role.PREFILL:
+            self._tell_peers()
+
+    def _tell_peers(self) -> None:
+        for node in self._router.decode_nodes():
+            node.peer.send(Peers(self._router.prefill_infos()))
+
+    def _message(self, node: Node, message: object, now: float) -> None:
+        match message:
+            case Tokens():
+                self._tokens(message)
+            case Refused():
+                self._refused(message)
+            case Failed(id=request_id, status=status, reason=reason, retry_after_s=retry_after_s):
+                if (stream := self._stream(request_id)) is not None:
+                    self._fail(stream, RequestRejected(reason, status=status, retry_after_s=retry_after_s))
+            case Status():
+                node.take_status(message, now)
+                for request_id in node.reconciler.on_status(message.last_seq_seen, message.open_ids):
+                    self._lost(node, request_id)
+            case Stats():
+                query = self._queries.get(message.query_id)
+                if query is not None and query[0] is node.peer and not query[1].done():
+                    query[1].set_result(message)
+            case _:
+                self._acceptor.counters["messages_misplaced"] += 1
+
+    def _stream(self, request_id: int) -> _Stream | None:
+        stream = self._streams.get(request_id)
+        if stream is None:
+            self._acceptor.counters["messages_late"] += 1
+        return stream
+
+    def _tokens(self, message: Tokens) -> None:
+        finishes = {finish.request_id: finish for finish in message.finished}
+        at = 0
+        for request_id, first, count in zip(message.request_ids, message.first, message.counts, strict=True):
+            token_ids = tuple(message.token_ids[at : at + count])
+            at += count
+            if (stream := self._stream(request_id)) is None:
+                continue
+            if first != stream.received:
+                stream.node.peer.send(Abort(request_id))
+                self._fail(stream, RequestRejected("tokens were lost on the way", status=500))
+                continue
+            finish = finishes.get(request_id)
+            stream.received += count
+            reason: FinishReason | None = None if finish is None else finish.reason
+            timings: Timings | None = None if finish is None else finish.timings
+            if finish is not None:
+                self._end(stream)
+            stream.put(TokenEvent(token_ids, reason, timings))
+
+    def _refused(self, message: Refused) -> None:
+        if (stream := self._stream(message.request_id)) is not None:
+            self._fail(
+                stream,
+                RequestRejected(
+                    message.message,
+                    status=message.status,
+                    code=message.code,
+                    param=message.param,
+                    retry_after_s=message.retry_after_s,
+                ),
+            )
+
+    def _lost(self, node: Node, request_id: int) -> None:
+        node.reconciler.closed(request_id)
+        if (stream := self._streams.get(request_id)) is not None:
+            self._fail(stream, RequestRejected("the decode node lost the request", status=500))

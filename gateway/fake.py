@@ -1,0 +1,152 @@
+"""Nodes in the process, without a model: for tests of the HTTP side and for measuring it.
+
+A request's tokens come from a script, by default its own prompt over and over; EOS, stop tokens, min_tokens
+and max_tokens end it as on a real node. It can be told to refuse, fail or hold.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import cycle
+
+from common.codec import IntArray
+from common.errors import RequestRejected
+from common.messages import PageLedger, Role, Timings
+from common.request import FinishReason, SamplingParams
+from gateway.nodes import NodeSnapshot, TokenEvent
+
+TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, transfer_ms=3.0, first_decode_ms=4.0)
+
+
+def echo(prompt_ids: IntArray) -> Sequence[int]:
+    """Answer a prompt with itself."""
+    return prompt_ids
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """How requests go. `tokens` gives the answer, which is repeated until something ends the request.
+
+    `hold_after`, `fail_after`: after so many tokens the request waits forever, or fails with `failure`.
+    """
+
+    tokens: Callable[[IntArray], Sequence[int]] = echo
+    tokens_per_event: int = 1
+    eos_token_ids: tuple[int, ...] = ()
+    hold_after: int | None = None
+    fail_after: int | None = None
+    failure: Exception = field(
+        default_factory=lambda: RequestRejected("the decode node died", status=503, retry_after_s=1)
+    )
+    refusal: RequestRejected | None = None
+
+
+class FakeStream:
+    """One request; see `RequestStream`."""
+
+    def __init__(self, nodes: FakeNodes, prompt_ids: IntArray, sampling: SamplingParams) -> None:
+        self.prompt_ids = prompt_ids
+        self.sampling = sampling
+        self.ended = False  # by its finish, its failure or an abort
+        self.aborted = False  # before it ended by itself
+        self._nodes = nodes
+        self._script = nodes.script
+        self._tokens: Iterator[int] = cycle(self._script.tokens(prompt_ids))
+        self._num_tokens = 0
+
+    async def next(self) -> TokenEvent:
+        """Return the script's next tokens."""
+        await asyncio.sleep(0)  # as if they had come from elsewhere: others run in between
+        token_ids: list[int] = []
+        finish: FinishReason | None = None
+        while finish is None and len(token_ids) < self._script.tokens_per_event:
+            if self._num_tokens == self._script.fail_after:
+                self._end()
+                raise self._script.failure
+            if self._num_tokens == self._script.hold_after:
+                if token_ids:
+                    break
+                await asyncio.Event().wait()
+            token_ids.append(next(self._tokens))
+            self._num_tokens += 1
+            finish = self.sampling.finish_reason(token_ids[-1], self._num_tokens, self._script.eos_token_ids)
+        if finish is not None:
+            self._end()
+        return TokenEvent(tuple(token_ids), finish, TIMINGS if finish is not None else None)
+
+    def abort(self) -> None:
+        """Give the request up."""
+        if not self.ended:
+            self.aborted = True
+            self._end()
+
+    def _end(self) -> None:
+        with self._nodes.changed:
+            self.ended = True
+            self._nodes.changed.notify_all()
+
+
+class FakeNodes:
+    """A pair of nodes; see `Nodes`. Its attributes may be changed between calls, from any thread."""
+
+    def __init__(self, script: Script | None = None) -> None:
+        self.script = script or Script()
+        self.capacity: int | None = None
+        self.is_usable = True
+        self.stalled_ids: tuple[str, ...] = ()
+        self.missing: tuple[str, ...] = ()
+        self.streams: list[FakeStream] = []  # all that were submitted, in order
+        self.changed = threading.Condition()  # notified when a request is submitted or ends
+
+    def submit(self, prompt_ids: IntArray, sampling: SamplingParams) -> FakeStream:
+        """Start a request, or refuse it as the script says."""
+        if self.script.refusal is not None:
+            raise self.script.refusal
+        with self.changed:
+            stream = FakeStream(self, prompt_ids, sampling)
+            self.streams.append(stream)
+            self.changed.notify_all()
+        return stream
+
+    def capacity_tokens(self) -> int | None:
+        """Return the attribute `capacity`."""
+        return self.capacity
+
+    def usable(self) -> bool:
+        """Return the attribute `is_usable`."""
+        return self.is_usable
+
+    def stalled(self) -> tuple[str, ...]:
+        """Return the attribute `stalled_ids`."""
+        return self.stalled_ids
+
+    async def snapshot(self) -> tuple[tuple[NodeSnapshot, ...], tuple[str, ...]]:
+        """Show one page active for each request that has not ended."""
+        active = sum(not stream.ended for stream in self.streams)
+        pages = PageLedger(total=100, free=100 - active, active=active)
+        nodes = (
+            NodeSnapshot("prefill-1", Role.PREFILL, 11, PageLedger(total=100, free=100), {"steps": 3}),
+            NodeSnapshot("decode-1", Role.DECODE, 12, pages, {"steps": 5, "requests_finished": 2}),
+        )
+        return tuple(node for node in nodes if node.node_id not in self.missing), self.missing
+
+    def counters(self) -> dict[str, int]:
+        """Return a counter of the protocol."""
+        return {"messages_rejected": 0}
+
+    def restarts(self) -> dict[str, int]:
+        """Return restarts of one role."""
+        return {"decode": 1}
+
+    def wait_submitted(self, count: int, timeout_s: float) -> bool:
+        """Block until so many requests were submitted in all."""
+        with self.changed:
+            return self.changed.wait_for(lambda: len(self.streams) >= count, timeout_s)
+
+    def wait_idle(self, timeout_s: float) -> bool:
+        """Block until every request has ended."""
+        with self.changed:
+            return self.changed.wait_for(lambda: all(stream.ended for stream in self.streams), timeout_s)

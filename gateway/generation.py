@@ -1,0 +1,147 @@
+"""A call to one of the two generating endpoints, from its body to its last byte.
+
+1. Read the body (bounded), parse it, render and tokenize in a worker thread.
+2. Check it against the model and the nodes.
+3. Submit every prompt as a request of its own; all of them or none.
+4. Follow them, and write one body or a stream of chunks.
+5. Whatever ends the call (success, a failure, a client that left, a server that stops): abort what is left.
+
+The client is watched from the end of its body on, so that one that leaves is noticed while nothing is
+written.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from common.errors import RequestRejected
+from gateway.answer import Answer, Delta, TextRules
+from gateway.body import parse_object, read_body
+from gateway.disconnect import run_while_connected
+from gateway.endpoints import Endpoint
+from gateway.errors import INTERNAL_ERROR
+from gateway.limits import ModelLimits
+from gateway.metrics import Outcome, RequestMetrics
+from gateway.nodes import Nodes
+from gateway.openai_api import GenerationRequest
+from gateway.prompts import Prompt, check_model, check_prompts
+from gateway.rendering import Renderer
+from gateway.reply import Reply
+from gateway.text import TextPipeline
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """What every call uses."""
+
+    nodes: Nodes
+    text: TextPipeline
+    limits: ModelLimits
+    model_name: str
+    max_body_bytes: int
+    metrics: RequestMetrics
+
+
+class GenerationCall(Response):
+    """The response of a generating endpoint; it reads the request's body itself."""
+
+    def __init__(self, service: Service, endpoint: Endpoint) -> None:
+        super().__init__()
+        self._service = service
+        self._endpoint = endpoint
+        self._id = endpoint.id_prefix + uuid.uuid4().hex
+        self._created = int(time.time())
+        self._answers: list[Answer] = []
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve the call; every failure becomes an error object."""
+        reply = Reply(self._id, scope, receive, send)
+        metrics = self._service.metrics
+        outcome = Outcome.FAILED
+        metrics.running.inc()
+        try:
+            body = await read_body(Request(scope, receive), self._service.max_body_bytes)
+            await run_while_connected(self._serve(body, reply), receive)
+            outcome = Outcome.SUCCESS
+        except ClientDisconnect:
+            outcome = Outcome.CLIENT_GONE
+        except RequestRejected as error:
+            outcome = Outcome.FAILED if error.status >= 500 else Outcome.REJECTED
+            logger.warning("%s failed: %d %s", self._id, error.status, error.message)
+            await reply.fail(error)
+        except Exception:  # the top of a request: our own bug must not take others with it
+            logger.exception("%s failed", self._id)
+            await reply.fail(INTERNAL_ERROR)
+        finally:
+            metrics.running.dec()
+            metrics.requests.labels(outcome.value).inc()
+            metrics.generation_tokens.inc(sum(answer.num_tokens for answer in self._answers))
+
+    async def _serve(self, body: bytes, reply: Reply) -> None:
+        service = self._service
+        request, encode = self._endpoint.parse(parse_object(body))
+        check_model(request.model, service.model_name)
+        ids = await asyncio.to_thread(encode, service.text)
+        prompts = check_prompts(
+            request, ids, self._endpoint.prompt_param, service.limits, service.nodes.capacity_tokens()
+        )
+        renderer = Renderer(
+            self._endpoint,
+            request,
+            {"id": self._id, "created": self._created, "model": service.model_name},
+        )
+        try:
+            for prompt in prompts:
+                self._submit(prompt, request)
+            await (self._stream if request.stream else self._collect)(renderer, reply)
+        finally:
+            for answer in self._answers:
+                answer.abort()
+
+    def _submit(self, prompt: Prompt, request: GenerationRequest) -> None:
+        service = self._service
+        stream = service.nodes.submit(prompt.ids, prompt.sampling)
+        rules = TextRules(request.stop, request.min_tokens)
+        answer = Answer(len(self._answers), prompt.ids, stream, service.text.detokenizer(), rules)
+        self._answers.append(answer)
+        service.metrics.prompt_tokens.inc(len(prompt.ids))
+
+    async def _collect(self, renderer: Renderer, reply: Reply) -> None:
+        deltas: list[list[Delta]] = [[] for _ in self._answers]
+
+        async def keep(answer: Answer, delta: Delta) -> None:
+            deltas[answer.index].append(delta)
+
+        await self._follow(keep)
+        await reply.body(renderer.body(self._answers, deltas))
+
+    async def _stream(self, renderer: Renderer, reply: Reply) -> None:
+        async def send(answer: Answer, delta: Delta) -> None:
+            for chunk in renderer.chunks(answer, delta, self._answers):
+                await reply.event(chunk)
+
+        await self._follow(send)
+        usage = renderer.usage_chunk(self._answers)
+        if usage is not None:
+            await reply.event(usage)
+        await reply.done()
+
+    async def _follow(self, emit: Callable[[Answer, Delta], Awaitable[None]]) -> None:
+        tasks = [asyncio.create_task(answer.run(emit)) for answer in self._answers]
+        try:
+            await asyncio.gather(*tasks)
+        finally:  # one failed, so the call has; the others must not write behind the error
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,109 @@
+"""The process of `baton gateway`: the HTTP server and the links to the nodes, in one event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+from pathlib import Path
+from typing import Any
+
+import zmq
+
+from common.config import GatewayConfig, ListenConfig, ModelConfig
+from common.errors import ConfigError
+from common.host import this_process
+from common.lifeline import Lifeline
+from common.messages import Hello, Role
+from common.model.spec import ModelSpec, load_spec
+from common.node import ALIVE_EVERY_S, private_address
+from common.peering import new_epoch
+from gateway.app import build_app, build_server
+from gateway.client import NodeClient
+from gateway.limits import ModelLimits
+from gateway.text import TextPipeline
+
+log = logging.getLogger("baton.gateway")
+
+BACKLOG = 2048
+
+
+def bind_http(host: str, port: int) -> socket.socket:
+    """Bind the HTTP port.
+
+    Raises:
+        ConfigError: it is taken, or the address is not ours.
+    """
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        http = socket.socket(family, kind, proto)
+        http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        http.bind(address)
+        http.listen(BACKLOG)
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
+    http.setblocking(False)
+    return http
+
+
+async def _serve(
+    http: socket.socket,
+    nodes_address: str,
+    spec: ModelSpec,
+    text: TextPipeline,
+    config: GatewayConfig,
+    model_name: str,
+    lifeline: Lifeline,
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    hello = Hello(f"gateway-{os.getpid()}", Role.GATEWAY, this_process(), spec.fingerprint)
+    client = NodeClient(context, nodes_address, hello, new_epoch())
+    loop = asyncio.get_running_loop()
+
+    def on_notice(notice: dict[str, Any]) -> None:  # in the lifeline's thread
+        loop.call_soon_threadsafe(client.take_notice, notice)
+
+    lifeline.subscribe(on_notice)
+    limits = ModelLimits(spec.context_length, spec.vocab_size)
+    server = build_server(build_app(client, text, config, model_name, limits))
+    port = http.getsockname()[1]
+    log.info("listening on http://%s:%d; nodes join %s", config.host, port, client.address)
+    lifeline.ready(port=port)
+
+    async def stay_alive() -> None:
+        while True:
+            lifeline.usable(client.usable())
+            lifeline.alive()
+            await asyncio.sleep(ALIVE_EVERY_S / 2)
+
+    alive = asyncio.create_task(stay_alive())
+    try:
+        await server.serve(sockets=[http])
+    finally:
+        alive.cancel()
+        client.close()
+        context.destroy(linger=0)
+
+
+def run_gateway(model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig, lifeline: Lifeline) -> None:
+    """Run the gateway until it is told to stop; `model.model` is a folder.
+
+    Raises:
+        ConfigError: the port is taken, or the model folder does not work.
+    """
+    http = bind_http(gateway.host, gateway.port)
+    folder = Path(model.model)
+    spec = load_spec(folder)
+    text = TextPipeline.load(folder)
+    nodes = listen.nodes or private_address("ipc://", "gateway", lifeline)
+    name = gateway.served_model_name or folder.name
+    try:
+        asyncio.run(_serve(http, nodes, spec, text, gateway, name, lifeline))
+    except KeyboardInterrupt:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    finally:
+        lifeline.close()

@@ -1,0 +1,86 @@
+"""The seam between HTTP and the nodes: submit token ids, get token ids back.
+
+`client.py` implements it over the network, `fake.py` in the process. Nothing here knows text or HTTP, and
+nothing behind it does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.codec import IntArray
+from common.messages import PageLedger, Role, Timings
+from common.request import FinishReason, SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """The next tokens of a request, at least one; the last event has a finish and timings."""
+
+    token_ids: tuple[int, ...]
+    finish: FinishReason | None
+    timings: Timings | None
+
+
+class RequestStream(Protocol):
+    """A request that was submitted. Whoever submitted it calls `abort` in the end, whatever happened."""
+
+    async def next(self) -> TokenEvent:
+        """Wait for more tokens; not called again after an event with a finish.
+
+        Raises:
+            RequestRejected: the request was refused or failed, with the status to answer.
+        """
+        ...
+
+    def abort(self) -> None:
+        """Give the request up, wherever it is; idempotent, after its end too. Returns at once."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NodeSnapshot:
+    """What a node answered when it was asked for its ledger and counters."""
+
+    node_id: str
+    role: Role
+    epoch: int
+    pages: PageLedger
+    counters: dict[str, int]
+
+
+class Nodes(Protocol):
+    """All prefill and decode nodes, as the HTTP side sees them."""
+
+    def submit(self, prompt_ids: IntArray, sampling: SamplingParams) -> RequestStream:
+        """Hand a request to a decode node; `prompt_ids` is an array of int32, not empty.
+
+        Raises:
+            RequestRejected: 503 with Retry-After when no pair of nodes is usable.
+        """
+        ...
+
+    def capacity_tokens(self) -> int | None:
+        """Return the largest prompt + answer that a decode node can hold; None while no node is known."""
+        ...
+
+    def usable(self) -> bool:
+        """Say whether a request could be served now."""
+        ...
+
+    def stalled(self) -> tuple[str, ...]:
+        """Return the ids of nodes that have work and made no step for 30 s."""
+        ...
+
+    async def snapshot(self) -> tuple[tuple[NodeSnapshot, ...], tuple[str, ...]]:
+        """Ask every node afresh; the second part names those that did not answer."""
+        ...
+
+    def counters(self) -> dict[str, int]:
+        """Return the protocol counters of this process, for example `messages_rejected`."""
+        ...
+
+    def restarts(self) -> dict[str, int]:
+        """Return how often the supervisor started each role again."""
+        ...

@@ -1,0 +1,75 @@
+"""Check a call against the model and the nodes: its name, ids in range, prompt and answer fit.
+
+Says what is wrong, by the field's name; submits nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from common.codec import IntArray
+from common.errors import RequestRejected
+from common.messages import int32s
+from common.request import SamplingParams
+from gateway.limits import ModelLimits, resolve_max_tokens
+from gateway.openai_api import GenerationRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt that was checked, ready to be submitted."""
+
+    ids: IntArray
+    sampling: SamplingParams
+
+
+def check_model(name: str, served: str) -> None:
+    """Refuse another model than the served one.
+
+    Raises:
+        RequestRejected: 404.
+    """
+    if name != served:
+        raise RequestRejected(
+            f"the model does not exist; this server has {served!r}",
+            status=404,
+            code="model_not_found",
+            param="model",
+        )
+
+
+def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
+    if token_ids and (min(token_ids) < 0 or max(token_ids) >= vocab_size):
+        raise RequestRejected(f"{param}: a token id is not within 0..{vocab_size - 1}", param=param)
+
+
+def check_prompts(
+    request: GenerationRequest,
+    prompts: Sequence[Sequence[int]],
+    prompt_param: str,
+    limits: ModelLimits,
+    capacity_tokens: int | None,
+) -> list[Prompt]:
+    """Return the call's prompts with their sampling parameters; each gets the length that fits it.
+
+    Raises:
+        RequestRejected: one of them cannot be served; then none is.
+    """
+    _check_ids(request.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    if request.timings and len(prompts) > 1:
+        raise RequestRejected("timings needs a single prompt", param="timings")
+    length = request.length()
+    checked = []
+    for ids in prompts:
+        if not ids:
+            raise RequestRejected(f"{prompt_param}: the prompt has no tokens", param=prompt_param)
+        _check_ids(ids, limits.vocab_size, prompt_param)
+        max_tokens = resolve_max_tokens(len(ids), length, limits, capacity_tokens, prompt_param)
+        if request.min_tokens > max_tokens:
+            raise RequestRejected(
+                f"min_tokens={request.min_tokens} is more than {length.param}={max_tokens}",
+                param="min_tokens",
+            )
+        checked.append(Prompt(int32s(ids), request.sampling(max_tokens)))
+    return checked

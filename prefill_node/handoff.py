@@ -1,0 +1,74 @@
+"""Between transfers and prompts: what arrives is scheduled, what is computed is sent, what ends is freed.
+
+The only place that knows both the scheduler and the endpoint of a prefill node.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from common.engine.loader import Engine
+from common.engine.step_loop import StepLoop
+from prefill_node.scheduler import PrefillScheduler, PrefillStep
+from transfer.sender_endpoint import (
+    SenderEndpoint,
+    SenderOutput,
+    TransferArrived,
+    TransferEnded,
+    TransferKey,
+    TransferStopped,
+)
+
+log = logging.getLogger("baton.prefill")
+
+
+class Handoff:
+    """Moves prompts from the endpoint through the model and back."""
+
+    def __init__(
+        self, engine: Engine, scheduler: PrefillScheduler[TransferKey], endpoint: SenderEndpoint
+    ) -> None:
+        self._engine = engine
+        self._scheduler = scheduler
+        self._endpoint = endpoint
+        self.loop: StepLoop[PrefillStep[TransferKey]] = StepLoop(engine.runner, overlap=engine.overlap)
+
+    def take(self, outputs: list[SenderOutput], now: float) -> None:
+        """What the endpoint reports."""
+        for output in outputs:
+            match output:
+                case TransferArrived(key, prefill):
+                    rejection = self._scheduler.submit(key, prefill, now)
+                    if rejection is not None:
+                        log.warning("transfer %d: %s", key.transfer_id, rejection.reason)
+                        self._endpoint.reject(key, rejection.status, rejection.reason)
+                case TransferStopped(key):
+                    self._scheduler.stop(key)
+                case TransferEnded(key):
+                    self._scheduler.end(key)
+
+    def step(self, now: float) -> bool:
+        """Launch the next chunks and send them behind the forward; True when something was done."""
+        for request in self._scheduler.admit():
+            self._engine.runner.grant_pages(request.row, request.page_ids)
+        step = self._scheduler.next_step(now)
+        if step is not None:
+            self.loop.launch(step)
+            self._send(step)
+        done = step is not None
+        for result in self.loop.results(launched=step is not None):
+            done = True
+            for ready in self._scheduler.process(result.step, result.tokens, time.monotonic()):
+                self._endpoint.first_token(
+                    ready.key, ready.choice, queue_ms=ready.queue_ms, prefill_ms=ready.prefill_ms
+                )
+        return done
+
+    def _send(self, step: PrefillStep[TransferKey]) -> None:
+        for chunk in step.chunks:
+            if chunk.is_first:
+                self._endpoint.start(chunk.job.key)
+            self._endpoint.chunk(
+                chunk.job.key, chunk.plan.first_page, chunk.plan.page_ids, is_last=chunk.plan.is_last
+            )

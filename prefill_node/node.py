@@ -1,0 +1,123 @@
+"""The process of `baton prefill`: computes prompts for decode nodes, and hands them over."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import zmq
+
+from common.config import EngineConfig, ModelConfig, NodeConfig, TransferConfig
+from common.engine.loader import Engine, load_engine
+from common.lifeline import Lifeline
+from common.messages import PageLedger, Role, Status
+from common.node import GatewayLink, make_hello, private_address, run_loop
+from common.sockets import Pollable
+from prefill_node.handoff import Handoff
+from prefill_node.scheduler import PrefillScheduler
+from transfer.sender_endpoint import SenderEndpoint, TransferKey
+
+
+class PrefillNode:
+    """A server to decode nodes: it knows transfers, never a client."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        transfer: TransferConfig,
+        node: NodeConfig,
+        listen: str,
+        *,
+        debug_checks: bool,
+    ) -> None:
+        self._engine = engine
+        self._debug_checks = debug_checks
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        hello, epoch = make_hello(
+            Role.PREFILL,
+            node,
+            model=engine.spec.fingerprint,
+            layout=engine.layout,
+            capacity_tokens=engine.pool.num_pages * engine.layout.page_size,
+            prefill_budget_tokens=engine.prefill_budget,
+        )
+        self._endpoint = SenderEndpoint(self._context, listen, engine.pool, transfer, hello, epoch)
+        self._scheduler: PrefillScheduler[TransferKey] = PrefillScheduler(
+            layout=engine.layout,
+            num_pages=engine.pool.num_pages,
+            num_rows=engine.num_rows,
+            budget=engine.prefill_budget,
+            vocab_size=engine.spec.vocab_size,
+            context_length=engine.spec.context_length,
+            eos_token_ids=engine.spec.eos_token_ids,
+        )
+        self._handoff = Handoff(engine, self._scheduler, self._endpoint)
+        self._gateway = GatewayLink(
+            self._context,
+            node.join,
+            replace(hello, listen=self._endpoint.address),
+            epoch,
+            status_of=self._status,
+            stats=self._stats,
+            now=time.monotonic(),
+        )
+
+    def turn(self, now: float) -> bool:
+        """Read, compute one step, send."""
+        self._gateway.poll(now)
+        self._handoff.take(self._endpoint.poll(now), now)
+        done = self._handoff.step(now)
+        # What the step ended (a Commit) is reported by the next poll; without this turn it would wait.
+        self._handoff.take(self._endpoint.take_outputs(), now)
+        if self._debug_checks:
+            self._scheduler.check_invariants()
+        return done
+
+    def pollables(self) -> list[Pollable]:
+        """What the node waits for."""
+        return [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
+
+    def deadline(self) -> float | None:
+        """When `turn` has something to do at the latest."""
+        deadlines = (self._gateway.connector.deadline(), self._endpoint.deadline())
+        return min((d for d in deadlines if d is not None), default=None)
+
+    def close(self) -> None:
+        """Close all sockets."""
+        self._gateway.close()
+        self._endpoint.close()
+        self._context.destroy(linger=0)
+
+    def _status(self, _: int) -> Status:
+        return Status(
+            last_seq_seen=0,
+            open_ids=(),
+            queued=self._scheduler.num_queued,
+            running=self._scheduler.num_computing,
+            steps=self._handoff.loop.num_launched,
+        )
+
+    def _stats(self) -> tuple[PageLedger, dict[str, int]]:
+        counters = self._endpoint.counters() | {
+            "steps": self._handoff.loop.num_launched,
+            "tokens_computed": self._scheduler.tokens_computed,
+        }
+        return self._scheduler.ledger(), counters
+
+
+def run_prefill(
+    model: ModelConfig,
+    engine: EngineConfig,
+    transfer: TransferConfig,
+    node: NodeConfig,
+    lifeline: Lifeline,
+) -> None:
+    """Run a prefill node until it is told to stop; `model.model` is a folder.
+
+    Raises:
+        ConfigError: the model or a setting does not work here.
+    """
+    listen = node.listen or private_address(node.join, "prefill", lifeline)
+    loaded = load_engine(Path(model.model), model, engine)
+    run_loop(PrefillNode(loaded, transfer, node, listen, debug_checks=engine.debug_checks), lifeline)

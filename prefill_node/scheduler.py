@@ -1,0 +1,216 @@
+"""What a prefill node computes next. Pure: no clock, no socket, no tensor; prompts are transfers here.
+
+1. A transfer waits in order. It starts when pages for its whole prompt, and a row, are free: two prompts
+   that each hold half the pool would never end.
+2. A step is one chunk of as many started prompts as the token budget holds. What is to be sent after a chunk
+   is part of its plan.
+3. Its pages are held, as outgoing, until the transfer is over; behind the fence, when a step in flight
+   still writes them.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from common.engine.batch import ScheduleBatch, prepare_for_extend
+from common.engine.chunking import ChunkPlan, advance, plan_chunks
+from common.kv.allocator import Lease, PageAllocator, PageUse
+from common.kv.fence import FencedFreeList, StepFence
+from common.kv.layout import KVLayout
+from common.messages import Choice, PageLedger, Prefill
+from common.request import Request
+
+K = TypeVar("K", bound=Hashable)  # the owner's name for a transfer
+
+
+@dataclass(eq=False, slots=True)
+class PrefillJob(Generic[K]):
+    """A transfer's prompt on its way."""
+
+    key: K
+    request: Request
+    arrived_s: float
+    lease: Lease | None = None
+    launched_s: float | None = None  # first chunk
+    stopped: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Rejection:
+    """Why a transfer cannot be taken at all."""
+
+    status: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class JobChunk(Generic[K]):
+    """A chunk and the transfer that it belongs to."""
+
+    job: PrefillJob[K]
+    plan: ChunkPlan
+    is_first: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStep(Generic[K]):
+    """One EXTEND step."""
+
+    step_id: int
+    batch: ScheduleBatch
+    chunks: tuple[JobChunk[K], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FirstTokenReady(Generic[K]):
+    """A prompt is done: the token that it ends with, and where its time went."""
+
+    key: K
+    choice: Choice
+    queue_ms: float
+    prefill_ms: float
+
+
+@dataclass(eq=False)
+class PrefillScheduler(Generic[K]):
+    """Owns the jobs, the pages and the rows of a prefill node.
+
+    `budget` (tokens a step) is at least the page size; `vocab_size` and `context_length` bound a prompt.
+    """
+
+    layout: KVLayout
+    num_pages: int
+    num_rows: int
+    budget: int
+    vocab_size: int
+    context_length: int
+    eos_token_ids: tuple[int, ...]
+    pages: PageAllocator = field(init=False)
+    tokens_computed: int = 0
+    _rows: FencedFreeList = field(init=False)
+    _fence: StepFence = field(default_factory=StepFence)
+    _queued: OrderedDict[K, PrefillJob[K]] = field(default_factory=OrderedDict)
+    _started: OrderedDict[K, PrefillJob[K]] = field(default_factory=OrderedDict)
+
+    def __post_init__(self) -> None:
+        """Make the pools."""
+        self.pages = PageAllocator(self.num_pages)
+        self._rows = FencedFreeList(range(1, self.num_rows + 1))
+
+    @property
+    def num_queued(self) -> int:
+        """Transfers that wait for pages."""
+        return len(self._queued)
+
+    @property
+    def num_computing(self) -> int:
+        """Transfers that steps are still to be made for."""
+        return len(self._queued) + sum(self._computes(job) for job in self._started.values())
+
+    def submit(self, key: K, prefill: Prefill, now: float) -> Rejection | None:
+        """Queue a transfer, or say why it can never be taken."""
+        prompt_len = len(prefill.prompt_ids)
+        num_pages = self.layout.pages_for(prompt_len)
+        if not 0 < prompt_len <= self.context_length:
+            return Rejection(400, f"a prompt of {prompt_len} tokens; the model takes {self.context_length}")
+        if min(prefill.prompt_ids) < 0 or max(prefill.prompt_ids) >= self.vocab_size:
+            return Rejection(400, f"a token id is not below the vocabulary size, {self.vocab_size}")
+        if num_pages > self.num_pages:
+            return Rejection(400, f"a prompt of {num_pages} pages; the prefill node has {self.num_pages}")
+        if len(prefill.page_ids) != num_pages:
+            return Rejection(500, f"{len(prefill.page_ids)} pages granted for a prompt of {num_pages}")
+        request = Request(prefill.prompt_ids, prefill.sampling, prompt_len)
+        self._queued[key] = PrefillJob(key, request, now)
+        return None
+
+    def admit(self) -> list[Request]:
+        """Give pages and a row to the transfers at the head of the queue; returns those that got them."""
+        admitted = []
+        while self._queued:
+            job = next(iter(self._queued.values()))
+            need = self.layout.pages_for(job.request.prompt_len)
+            if self.pages.num_free < need or self._rows.num_free < 1:
+                break
+            job.lease = self.pages.allocate(need, PageUse.OUTGOING)
+            row = self._rows.take(1)
+            assert job.lease is not None
+            assert row is not None
+            job.request.page_ids, job.request.row = job.lease.pages, row[0]
+            self._started[job.key] = self._queued.pop(job.key)
+            admitted.append(job.request)
+        return admitted
+
+    def next_step(self, now: float) -> PrefillStep[K] | None:
+        """Plan the next chunks; what is returned must be launched."""
+        jobs = [job for job in self._started.values() if self._computes(job)]
+        plans = plan_chunks((job.request for job in jobs), self.budget, self.layout.page_size)
+        if not plans:
+            return None
+        batch = prepare_for_extend(plans, self.layout.page_size)
+        advance(plans)
+        self.tokens_computed += batch.extend_num_tokens
+        chunks = tuple(
+            JobChunk(job, plan, is_first=plan.start == 0) for job, plan in zip(jobs, plans, strict=False)
+        )
+        for chunk in chunks:
+            if chunk.job.launched_s is None:
+                chunk.job.launched_s = now
+        return PrefillStep(self._fence.launch(), batch, chunks)
+
+    def process(self, step: PrefillStep[K], tokens: tuple[int, ...], now: float) -> list[FirstTokenReady[K]]:
+        """Take a step's result: the first tokens of the prompts that it ended."""
+        self._fence.process(step.step_id)
+        ready = []
+        ended = [chunk.job for chunk in step.chunks if chunk.plan.is_last]
+        for job, token in zip(ended, tokens, strict=True):
+            if job.stopped:
+                continue
+            job.request.outputs.append(token)
+            finish = job.request.sampling.finish_reason(token, 1, self.eos_token_ids)
+            assert job.launched_s is not None
+            ready.append(
+                FirstTokenReady(
+                    job.key,
+                    Choice(token, finish),
+                    queue_ms=(job.launched_s - job.arrived_s) * 1000,
+                    prefill_ms=(now - job.launched_s) * 1000,
+                )
+            )
+        self._pass_fence(step.step_id)
+        return ready
+
+    def stop(self, key: K) -> None:
+        """Compute no more of a transfer. Its pages stay until `end`."""
+        self._queued.pop(key, None)
+        if (job := self._started.get(key)) is not None:
+            job.stopped = True
+
+    def end(self, key: K) -> None:
+        """A transfer is over: its pages and its row come back, behind the fence of a step in flight."""
+        self._queued.pop(key, None)
+        job = self._started.pop(key, None)
+        if job is None:
+            return
+        job.stopped = True
+        assert job.lease is not None
+        self.pages.release(job.lease, fence=self._fence.current)
+        self._rows.give_back((job.request.row,), self._fence.current)
+
+    def ledger(self) -> PageLedger:
+        """Pages by state."""
+        return self.pages.ledger()
+
+    def check_invariants(self) -> None:
+        """Check the pools; raises InvariantError."""
+        self.pages.check_invariants()
+
+    def _pass_fence(self, step_id: int) -> None:
+        self.pages.pass_fence(step_id)
+        self._rows.pass_fence(step_id)
+
+    @staticmethod
+    def _computes(job: PrefillJob[K]) -> bool:
+        return not job.stopped and not job.request.is_prefilled

@@ -1,0 +1,207 @@
+"""Which requests are accepted, and what refuses the others."""
+
+from __future__ import annotations
+
+from typing import Any, get_type_hints
+
+import pytest
+from openai.types import completion_create_params
+from openai.types.chat import completion_create_params as chat_create_params
+
+from common.errors import RequestRejected
+from gateway.openai_api import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from gateway.unsupported import CHAT, COMPLETION
+
+USER = {"role": "user", "content": "hi"}
+
+
+def completion(**fields: Any) -> CompletionRequest:
+    return parse_completion({"model": "m", "prompt": "hi", **fields})
+
+
+def chat(**fields: Any) -> ChatRequest:
+    return parse_chat({"model": "m", "messages": [USER], **fields})
+
+
+def test_every_field_of_the_official_client_is_supported_or_refused_by_name() -> None:
+    completion_fields = get_type_hints(completion_create_params.CompletionCreateParamsStreaming)
+    assert completion_fields.keys() <= CompletionRequest.model_fields.keys() | COMPLETION.keys()
+    chat_fields = get_type_hints(chat_create_params.CompletionCreateParamsStreaming)
+    assert chat_fields.keys() <= ChatRequest.model_fields.keys() | CHAT.keys()
+
+
+def test_no_field_is_both_supported_and_refused() -> None:
+    assert not CompletionRequest.model_fields.keys() & COMPLETION.keys()
+    assert not ChatRequest.model_fields.keys() & CHAT.keys()
+
+
+@pytest.mark.parametrize("name", [*COMPLETION, "temperature", "max_tokens", "stop", "seed", "stream", "user"])
+def test_null_is_as_if_absent_in_completions(name: str) -> None:
+    assert completion(**{name: None}) == completion()
+
+
+@pytest.mark.parametrize("name", [*CHAT, "max_completion_tokens", "top_p", "stream_options", "stop"])
+def test_null_is_as_if_absent_in_chat(name: str) -> None:
+    assert chat(**{name: None}) == chat()
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in COMPLETION.items() for v in values])
+def test_default_of_an_unsupported_field_is_as_if_absent_in_completions(name: str, value: Any) -> None:
+    assert completion(**{name: value}) == completion()
+
+
+@pytest.mark.parametrize(("name", "value"), [(n, v) for n, values in CHAT.items() for v in values])
+def test_default_of_an_unsupported_field_is_as_if_absent_in_chat(name: str, value: Any) -> None:
+    assert chat(**{name: value}) == chat()
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("n", 2),
+        ("n", True),
+        ("n", 1.0),
+        ("logprobs", True),
+        ("top_logprobs", 3),
+        ("presence_penalty", 0.5),
+        ("frequency_penalty", -1),
+        ("logit_bias", {"5": 1}),
+        ("tools", [{"type": "function", "function": {"name": "f"}}]),
+        ("tool_choice", "required"),
+        ("response_format", {"type": "json_object"}),
+        ("parallel_tool_calls", False),
+        ("store", True),
+        ("modalities", ["text", "audio"]),
+        ("service_tier", "flex"),
+        ("web_search_options", {}),
+    ],
+)
+def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None:
+    with pytest.raises(RequestRejected, match=f"^{name} is not supported") as caught:
+        chat(**{name: value})
+    assert (caught.value.status, caught.value.param) == (400, name)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"temperature": "1"}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"temperature": 2.1}, "temperature"),
+        ({"temperature": -0.1}, "temperature"),
+        ({"temperature": float("inf")}, "temperature"),
+        ({"temperature": 10**400}, "temperature"),
+        ({"top_p": 1.5}, "top_p"),
+        ({"min_p": -1}, "min_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"top_k": 1.0}, "top_k"),
+        ({"max_tokens": "5"}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"max_tokens": 1.0}, "max_tokens"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2**31}, "max_tokens"),
+        ({"max_tokens": 10**4000}, "max_tokens"),
+        ({"min_tokens": -1}, "min_tokens"),
+        ({"seed": 2**63}, "seed"),
+        ({"seed": 0.5}, "seed"),
+        ({"stop": 5}, "stop"),
+        ({"stop": ""}, "stop"),
+        ({"stop": ["a", ""]}, "stop"),
+        ({"stop": ["a"] * 5}, "stop"),
+        ({"stop": ["a", 1]}, "stop"),
+        ({"stop": "x" * 2000}, "stop"),
+        ({"stop_token_ids": ["1"]}, "stop_token_ids[0]"),
+        ({"stop_token_ids": [1] * 2000}, "stop_token_ids"),
+        ({"stream": 1}, "stream"),
+        ({"ignore_eos": "true"}, "ignore_eos"),
+        ({"user": 5}, "user"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+        ({"stream": True, "stream_options": []}, "stream_options"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"other": 1}}, "stream_options.other"),
+        ({"colour": "red"}, "colour"),
+        ({"prompt": "hi"}, "prompt"),
+        ({"model": 5}, "model"),
+        ({"model": None}, "model"),
+        ({"messages": None}, "messages"),
+        ({"messages": []}, "messages"),
+        ({"messages": "hi"}, "messages"),
+        ({"messages": ["hi"]}, "messages[0]"),
+        ({"messages": [USER, {"role": "user"}]}, "messages[1].content"),
+        ({"messages": [USER, {"content": "hi"}]}, "messages[1].role"),
+        ({"messages": [USER, {"role": "wizard", "content": "hi"}]}, "messages[1].role"),
+        ({"messages": [{"role": "assistant", "content": None}]}, "messages[0].content"),
+        ({"messages": [USER | {"colour": 1}]}, "messages[0].colour"),
+        ({"messages": [USER | {"tool_calls": [{}]}]}, "messages[0].tool_calls"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content"),
+        ({"messages": [{"role": "user", "content": ["hi"]}]}, "messages[0].content"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens"),
+    ],
+)
+def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str) -> None:
+    with pytest.raises(RequestRejected) as caught:
+        chat(**fields)
+    assert (caught.value.status, caught.value.param) == (400, param)
+    assert "\n" not in caught.value.message
+    assert len(caught.value.message) < 300
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        "",
+        [],
+        [""],
+        ["a", ""],
+        [[]],
+        [[1], []],
+        5,
+        {},
+        [1, "a"],
+        ["a", 1],
+        [True],
+        [1.0],
+        [["a"]],
+        [[[1]]],
+        [[1], "a"],
+    ],
+)
+def test_what_is_no_prompt(prompt: Any) -> None:
+    with pytest.raises(RequestRejected) as caught:
+        completion(prompt=prompt)
+    assert caught.value.param == "prompt"
+
+
+@pytest.mark.parametrize(
+    ("prompt", "parsed"),
+    [("a", ["a"]), (["a", "b"], ["a", "b"]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
+)
+def test_four_forms_of_a_prompt(prompt: Any, parsed: list[Any]) -> None:
+    assert completion(prompt=prompt).prompt == parsed
+
+
+def test_content_parts_are_joined() -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert chat(messages=[{"role": "user", "content": parts}]).messages[0].content == "ab"
+
+
+def test_a_message_that_the_official_client_returned_can_be_sent_back() -> None:
+    returned = {"role": "assistant", "content": "hi", "refusal": None, "audio": None, "tool_calls": None}
+    assert chat(messages=[USER, returned, USER]).messages[1].content == "hi"
+
+
+def test_lengths_that_agree_may_both_be_given() -> None:
+    assert chat(max_tokens=5, max_completion_tokens=5).length().max_tokens == 5
+
+
+def test_sampling_parameters() -> None:
+    sampling = completion(top_k=-1, seed=-1, stop_token_ids=[7], temperature=0).sampling(9)
+    assert (sampling.top_k, sampling.seed, sampling.max_tokens) == (0, 2**64 - 1, 9)
+    assert (sampling.stop_token_ids, sampling.temperature, sampling.top_p) == ((7,), 0.0, 1.0)
+    assert completion().sampling(9).seed != completion().sampling(9).seed
+
+
+def test_a_million_unknown_fields_are_one_error() -> None:
+    with pytest.raises(RequestRejected, match="unknown field 'f0'"):
+        completion(**{f"f{i}": 1 for i in range(100_000)})

@@ -1,0 +1,48 @@
+"""Run the real `serve` with stand-in processes: `python -m tests.ops.driver STALL_TIMEOUT [QUESTION]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from common.config import (
+    DecodeConfig,
+    EngineConfig,
+    GatewayConfig,
+    ModelConfig,
+    SupervisorConfig,
+    TransferConfig,
+)
+from common.log import LogConfig, set_up_logging
+from common.serve import Launch, ServeConfig, serve
+from common.supervisor import ChildFailed
+
+
+def _say_on_stdout(text: str) -> None:
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def main() -> int:
+    """Serve until a signal."""
+    set_up_logging(LogConfig())
+    config = ServeConfig(
+        model=ModelConfig(model="tiny"),
+        engine=EngineConfig(),
+        transfer=TransferConfig(),
+        decode=DecodeConfig(),
+        gateway=GatewayConfig(port=0),
+        supervisor=SupervisorConfig(stall_timeout=int(sys.argv[1])),
+        log=LogConfig(),
+    )
+    launch = Launch((sys.executable, "-m", "tests.ops.standin"), os.environ)
+    question = sys.argv[2] if len(sys.argv) > 2 else None
+    try:
+        return serve(config, launch, _say_on_stdout, question)
+    except ChildFailed as error:
+        sys.stderr.write(f"baton: {error}\n")
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,149 @@
+"""`baton generate` against a server of the standard library that answers what it is told to."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from typing import Any
+
+import pytest
+
+from gateway.ask import AskFailed, ask
+from gateway.ask_config import AskConfig
+
+MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
+ERROR = {"error": {"message": "the pool is full", "type": "server_error", "param": None, "code": None}}
+
+
+class Script(HTTPServer):
+    """Answers every POST with `status` and `body`, and remembers what was asked."""
+
+    status = 200
+    body = b""
+    models = MODELS
+    path = ""
+    asked: dict[str, Any]
+
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self.server_port}"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Script
+
+    def do_GET(self) -> None:
+        self._answer(200, self.server.models)
+
+    def do_POST(self) -> None:
+        self.server.path = self.path
+        self.server.asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer(self.server.status, self.server.body)
+
+    def _answer(self, status: int, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+        """Say nothing."""
+
+
+@pytest.fixture
+def server() -> Iterator[Script]:
+    with Script(("127.0.0.1", 0), _Handler) as script:
+        thread = threading.Thread(target=script.serve_forever)
+        thread.start()
+        yield script
+        script.shutdown()
+        thread.join()
+
+
+def stream(*events: Any, done: bool = True) -> bytes:
+    lines = [f"data: {json.dumps(event)}\n\n" for event in events]
+    return "".join([*lines, "data: [DONE]\n\n" if done else ""]).encode()
+
+
+def delta(text: str) -> dict[str, Any]:
+    return {"choices": [{"index": 0, "delta": {"content": text}}]}
+
+
+def test_chat_is_streamed_and_the_options_are_passed_on(server: Script) -> None:
+    server.body = stream({"choices": [{"delta": {"role": "assistant"}}]}, delta("Hel"), delta("lo"))
+    written: list[str] = []
+    ask(AskConfig(url=server.url, max_tokens=5, temperature=0.0, seed=7), "Hi", written.append)
+    assert "".join(written) == "Hello\n"
+    assert server.path == "/v1/chat/completions"
+    assert server.asked == {
+        "model": "tiny",
+        "stream": True,
+        "max_tokens": 5,
+        "temperature": 0.0,
+        "seed": 7,
+        "messages": [{"role": "user", "content": "Hi"}],
+    }
+
+
+def test_raw_prompt_is_a_completion(server: Script) -> None:
+    server.body = stream({"choices": [{"index": 0, "text": " there"}]})
+    written: list[str] = []
+    ask(AskConfig(url=server.url, raw=True), "Hi", written.append)
+    assert "".join(written) == " there\n"
+    assert server.path == "/v1/completions"
+    assert server.asked == {"model": "tiny", "stream": True, "prompt": "Hi"}
+
+
+def test_timings_follow_the_answer_in_the_order_of_the_stages(server: Script) -> None:
+    timings = {"first_decode_ms": 4.0, "queue_ms": 1.0, "prefill_ms": 2.5, "transfer_ms": 3.0}
+    server.body = stream(delta("Hello"), {"choices": [], "timings": timings})
+    written: list[str] = []
+    ask(AskConfig(url=server.url, timings=True), "Hi", written.append)
+    assert server.asked["timings"] is True
+    answer, _, stages = "".join(written).partition("\n\n")
+    assert answer == "Hello"
+    assert [line.rsplit(maxsplit=2) for line in stages.splitlines()] == [
+        ["queue", "1.0", "ms"],
+        ["prefill", "2.5", "ms"],
+        ["transfer", "3.0", "ms"],
+        ["first decode step", "4.0", "ms"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "words"),
+    [
+        (503, json.dumps(ERROR).encode(), "the pool is full (HTTP 503)"),
+        (502, b"<html>", "HTTP 502"),
+        (200, stream(delta("Hel"), ERROR, done=False), "the pool is full"),
+        (200, stream(delta("Hel"), done=False), "early"),
+        (200, b"data: no json\n\n", "no OpenAI-compatible server"),
+    ],
+)
+def test_failure_is_one_line(server: Script, status: int, body: bytes, words: str) -> None:
+    server.status, server.body = status, body
+    with pytest.raises(AskFailed, match=words.replace("(", r"\(").replace(")", r"\)")) as failure:
+        ask(AskConfig(url=server.url), "Hi", lambda _: None)
+    assert "\n" not in str(failure.value)
+
+
+@pytest.mark.parametrize("models", [b"{}", b"[]", b'{"data": []}', b"no json"])
+def test_other_server_is_told_apart(server: Script, models: bytes) -> None:
+    server.models = models
+    with pytest.raises(AskFailed, match="no OpenAI-compatible server"):
+        ask(AskConfig(url=server.url), "Hi", lambda _: None)
+
+
+def test_no_server_is_one_line_that_says_what_to_do(server: Script) -> None:
+    url = server.url
+    server.server_close()
+    with pytest.raises(AskFailed, match="no server answers at .*baton serve"):
+        ask(AskConfig(url=url), "Hi", lambda _: None)
+
+
+def test_url_that_is_none_is_one_line() -> None:
+    with pytest.raises(AskFailed):
+        ask(AskConfig(url="ftp://nowhere"), "Hi", lambda _: None)

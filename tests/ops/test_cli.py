@@ -1,0 +1,248 @@
+"""The command line: what a user's mistake looks like, and that a child gets exactly what the user asked for."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import cli
+from common.config import (
+    ChildConfig,
+    DecodeConfig,
+    EngineConfig,
+    GatewayConfig,
+    ListenConfig,
+    ModelConfig,
+    NodeConfig,
+    SupervisorConfig,
+    TransferConfig,
+    is_flag,
+    pick,
+    to_argv,
+    value_type,
+)
+from common.errors import ConfigError
+from common.log import LogConfig
+from common.serve import (
+    Launch,
+    ServeConfig,
+    banner,
+    base_url,
+    check_port,
+    plan_services,
+    short_temp_dir,
+)
+
+ROOT = Path(__file__).parents[2]
+COMMANDS: dict[str, tuple[type[Any], ...]] = {
+    "serve": (
+        GatewayConfig,
+        ModelConfig,
+        EngineConfig,
+        TransferConfig,
+        DecodeConfig,
+        SupervisorConfig,
+        LogConfig,
+    ),
+    "gateway": (GatewayConfig, ListenConfig, ModelConfig, LogConfig, ChildConfig),
+    "prefill": (NodeConfig, ModelConfig, EngineConfig, TransferConfig, LogConfig, ChildConfig),
+    "decode": (NodeConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig, ChildConfig),
+}
+
+
+def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "cli", *args],
+        cwd=ROOT,
+        env={**os.environ, **env},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+def one_line(result: subprocess.CompletedProcess[str]) -> str:
+    assert result.stdout == ""
+    assert result.stderr.startswith("baton: ")
+    assert result.stderr.count("\n") == 1
+    return result.stderr
+
+
+@pytest.mark.parametrize(
+    ("args", "env", "words"),
+    [
+        (["serve", "--no-such-option"], {}, "--no-such-option"),
+        (["serve", "--port", "many"], {}, "'many'"),
+        (["serve", "--port", "70000"], {}, "65535"),
+        (["serve", "--page-size", "0"], {}, "--page-size"),
+        (["serve", "--dtype", "int3"], {}, "float32"),
+        (["serve"], {"BATON_PAGE_SIZE": "0"}, "--page-size"),
+        (["serve", "one", "two"], {}, "two"),
+        (["serve", "--port", "0", "/no/such/model"], {}, "/no/such/model"),
+        (["serve", "--host", "no.such.host.invalid"], {}, "no.such.host.invalid"),
+        (["gateway", "/no/such/model"], {}, "/no/such/model"),
+        (["decode"], {}, "--join"),
+        (["decode", "--parent-fd", "77", "--join", "ipc:///tmp/x"], {}, "--parent-fd"),
+        (["no-such-command"], {}, "no-such-command"),
+    ],
+)
+def test_mistake_is_one_line_and_status_2(args: list[str], env: dict[str, str], words: str) -> None:
+    result = run(*args, **env)
+    assert words in one_line(result)
+    assert result.returncode == 2
+
+
+def test_taken_port_is_said_before_any_work() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("serve", "/no/such/model", "--port", str(port))
+    assert f"port {port} is taken" in one_line(result)
+    assert result.returncode == 2
+
+
+def test_free_port_is_not_refused() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(ConfigError):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+
+
+def test_help_names_every_command_but_the_internal_one() -> None:
+    result = run("--help")
+    assert result.returncode == 0
+    for name in ("serve", "generate", "gateway", "prefill", "decode"):
+        assert f"\n  {name} " in result.stdout
+    assert "prepare" not in result.stdout
+
+
+def test_help_loads_neither_torch_nor_the_http_stack() -> None:
+    code = "import sys, cli; sys.exit(bool({'torch', 'zmq', 'httpx', 'fastapi', 'transformers'} & {*sys.modules}))"
+    assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
+
+
+def parse(command: str, argv: list[str]) -> dict[str, Any]:
+    with cli.baton.commands[command].make_context(command, argv) as context:
+        return dict(context.params)
+
+
+def values_of(config: type[Any]) -> st.SearchStrategy[Any]:
+    """Draw any config that an option line can express."""
+    drawn: dict[str, st.SearchStrategy[Any]] = {}
+    for f in fields(config):
+        if not f.metadata:
+            continue
+        if is_flag(config, f.name):
+            drawn[f.name] = st.booleans()
+        elif f.metadata["choices"]:
+            drawn[f.name] = st.sampled_from(f.metadata["choices"])
+        elif value_type(config, f.name) is int:
+            low = f.metadata["minimum"] or 0
+            drawn[f.name] = st.just(f.default) | st.integers(low, 2**40)
+        else:
+            drawn[f.name] = st.just(f.default) | st.text(
+                st.characters(codec="ascii", exclude_categories=["C"])
+            )
+    return st.builds(config, **drawn)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@given(data=st.data())
+def test_options_written_by_to_argv_come_back_as_they_were(command: str, data: st.DataObject) -> None:
+    configs = [data.draw(values_of(config)) for config in COMMANDS[command]]
+    values = parse(command, to_argv(*configs))
+    assert [pick(type(config), values) for config in configs] == configs
+
+
+def test_every_option_has_an_environment_variable_and_a_help_text() -> None:
+    for name, command in cli.baton.commands.items():
+        for param in command.params:
+            if isinstance(param, click.Option):
+                assert param.envvar == "BATON_" + str(param.name).upper(), (name, param.name)
+                assert param.help, (name, param.name)
+
+
+def serve_config(argv: list[str]) -> ServeConfig:
+    values = parse("serve", argv)
+    return ServeConfig(
+        model=pick(ModelConfig, values),
+        engine=pick(EngineConfig, values),
+        transfer=pick(TransferConfig, values),
+        decode=pick(DecodeConfig, values),
+        gateway=pick(GatewayConfig, values),
+        supervisor=pick(SupervisorConfig, values),
+        log=pick(LogConfig, values),
+    )
+
+
+def plan(argv: list[str]) -> dict[str, list[str]]:
+    launch = Launch(("baton",), {})
+    specs = plan_services(serve_config(argv), launch, "/models/m", Path("/tmp/baton-x"))
+    return {spec.name: list(spec.argv) for spec in specs}
+
+
+def test_children_are_the_commands_with_what_concerns_them() -> None:
+    services = plan(["tiny", "--page-size", "32", "--port", "9000", "--max-queued", "5", "--verify-pages"])
+    assert services == {
+        "gateway": [
+            *("baton", "gateway", "/models/m", "--port", "9000", "--served-model-name", "tiny"),
+            *("--nodes", "ipc:///tmp/baton-x/gateway.sock"),
+        ],
+        "prefill-0": [
+            *("baton", "prefill", "/models/m", "--page-size", "32", "--verify-pages"),
+            *("--join", "ipc:///tmp/baton-x/gateway.sock"),
+            *("--listen", "ipc:///tmp/baton-x/prefill-0.sock", "--node-id", "prefill-0"),
+        ],
+        "decode-0": [
+            *("baton", "decode", "/models/m", "--page-size", "32", "--verify-pages", "--max-queued", "5"),
+            *("--join", "ipc:///tmp/baton-x/gateway.sock", "--node-id", "decode-0"),
+        ],
+    }
+
+
+def test_colocated_server_has_no_prefill_node() -> None:
+    services = plan(["--colocated"])
+    assert services.keys() == {"gateway", "decode-0"}
+    assert "--colocated" in services["decode-0"]
+
+
+def test_clients_use_the_given_name_of_the_model() -> None:
+    argv = plan(["tiny", "--served-model-name", "my model"])["gateway"]
+    assert argv[argv.index("--served-model-name") + 1] == "my model"
+
+
+@pytest.mark.parametrize(
+    ("host", "url"),
+    [
+        ("127.0.0.1", "http://127.0.0.1:80"),
+        ("0.0.0.0", "http://127.0.0.1:80"),
+        ("::", "http://[::1]:80"),
+        ("fe80::1", "http://[fe80::1]:80"),
+        ("localhost", "http://localhost:80"),
+    ],
+)
+def test_base_url_is_one_that_a_client_here_can_use(host: str, url: str) -> None:
+    assert base_url(host, 80) == url
+
+
+def test_banner_survives_the_shell() -> None:
+    text = banner('it\'s "mine"', "http://127.0.0.1:1")
+    command = text[text.index("curl") : text.index("\n\nCtrl-C")].replace("curl", "printf '%s\\n'", 1)
+    printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
+    assert '"model": "it\'s \\"mine\\""' in printed
+
+
+def test_long_temporary_folder_is_not_used_for_sockets(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", "/" + "x" * 100)
+    assert short_temp_dir() == "/tmp"

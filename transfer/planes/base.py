@@ -1,0 +1,67 @@
+"""What every data plane does, on both ends. A plane moves pages; it decides nothing about transfers.
+
+P's end is given pages in order (`post`), says which have left (`poll`), and can be told to drop what has
+not (`quiesce`). D's end takes what arrives (`place`, `take`). Chosen at Hello, one pair a link.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from common.codec import Header
+from common.messages import Chunk, Status
+
+
+@dataclass(frozen=True, slots=True)
+class Posted:
+    """Pages that have left P for good: their memory may be written again."""
+
+    transfer_id: int
+    num_pages: int
+
+
+class PlaneSender(Protocol):
+    """P's end, for one decode node."""
+
+    def post(self, transfer_id: int, first_page: int, page_ids: Sequence[int]) -> None:
+        """Send these pages, logical indices from `first_page` on, behind all that was posted before."""
+
+    def poll(self) -> tuple[Posted, ...]:
+        """Move what can move; return what has left since the last call."""
+
+    def quiesce(self, transfer_id: int) -> bool:
+        """Drop what has not left; True once nothing reads the transfer's pages any more."""
+
+    def on_credit(self, limit_bytes: int) -> None:
+        """D allows so many bytes in all."""
+
+    def total_bytes(self) -> int:
+        """KV bytes sent on this link so far."""
+
+    def close(self) -> None:
+        """The link is gone: drop everything."""
+
+
+class PlaneReceiver(Protocol):
+    """D's end, for one prefill node."""
+
+    def place(self, header: Header) -> Sequence[memoryview] | None:
+        """Give buffers for a chunk's frames, or None to have them in fresh memory."""
+
+    def take(self, chunk: Chunk, page_ids: Sequence[int] | None) -> None:
+        """Put a chunk into these pages, or nowhere; its credit comes back either way.
+
+        Raises:
+            RemoteProtocolError: wrong size, wrong checksum, or more than the credit.
+        """
+
+    def on_status(self, status: Status) -> None:
+        """P's Status says how much it has sent."""
+
+    def limit_bytes(self) -> int:
+        """What P may send in all."""
+
+    def close(self) -> None:
+        """The link is gone."""
