@@ -1,7 +1,7 @@
 """The child's end of the line to its supervisor: says that it is ready and alive, ends when the parent ends.
 
 The line is a socket pair of whole messages (SOCK_SEQPACKET), one JSON object each. Up: `{"event": "ready"}`
-once, then `{"event": "status", "usable": bool}`. Down: `{"run_dir": path}` first, then whatever the supervisor
+once, then `{"event": "status", "usable": bool}`. Down: `{"run_dir": path}` first, then what the supervisor
 has to tell this role. A message that does not fit into the socket is dropped whole; each repeats the whole
 state, so that the next one heals it.
 

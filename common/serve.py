@@ -41,6 +41,7 @@ from common.supervisor import GATEWAY, Job, Supervisor
 
 # ipc:// addresses over 107 characters fail; a folder of ours and a socket in it take about 35.
 MAX_TEMP_DIR_CHARS = 60
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,6 +72,8 @@ class Launch:
 
 def check_port(host: str, port: int) -> None:
     """Raise ConfigError when the HTTP server could not listen there."""
+    if port > MAX_PORT:  # getaddrinfo would take it, modulo 65536
+        raise ConfigError(f"--port {port} is no port: the largest is {MAX_PORT}")
     try:
         family, kind, proto, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -80,8 +83,6 @@ def check_port(host: str, port: int) -> None:
             probe.bind(address)
     except (socket.gaierror, UnicodeError):
         raise ConfigError(f"--host {host} is no address") from None
-    except OverflowError:
-        raise ConfigError(f"--port {port} is no port: the largest is 65535") from None
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(

@@ -6,9 +6,13 @@ import os
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from common.model.store import resolve_model
 from tests.tiny import write_tiny_model
+
+settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
+settings.load_profile("untimed")
 
 
 @pytest.fixture(scope="session")

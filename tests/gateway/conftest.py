@@ -11,7 +11,6 @@ from pathlib import Path
 
 import httpx
 import pytest
-from hypothesis import settings
 
 from common.config import GatewayConfig
 from gateway.app import build_app, build_server
@@ -22,8 +21,6 @@ from tests.tiny import VOCAB_SIZE
 
 LIMITS = ModelLimits(context_length=512, vocab_size=VOCAB_SIZE)
 MODEL = "tiny"
-settings.register_profile("untimed", deadline=None)  # a busy machine fails no test
-settings.load_profile("untimed")
 WAIT_S = 20.0  # how long a test waits for what should happen at once
 
 
