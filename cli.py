@@ -19,11 +19,13 @@ import click
 
 from common.config import (
     DEFAULT_MODEL,
+    AskConfig,
     ChildConfig,
     DecodeConfig,
     EngineConfig,
     GatewayConfig,
     ListenConfig,
+    LogConfig,
     ModelConfig,
     NodeConfig,
     SupervisorConfig,
@@ -35,8 +37,7 @@ from common.config import (
 )
 from common.errors import ConfigError
 from common.lifeline import Lifeline
-from common.log import LogConfig, set_up_logging
-from gateway.ask_config import AskConfig
+from common.log import set_up_logging
 
 PREFILL_NICE = 5
 
@@ -189,11 +190,11 @@ def gateway(**values: Any) -> None:
     """Run the HTTP side alone; nodes join it."""
     lifeline = _begin_process(values)
     try:
+        model, config = _local_model(values), pick(GatewayConfig, values)
+        config = replace(config, served_model_name=config.served_model_name or values["model"])
         from gateway.node import run_gateway
 
-        config = pick(GatewayConfig, values)
-        config = replace(config, served_model_name=config.served_model_name or values["model"])
-        run_gateway(_local_model(values), config, pick(ListenConfig, values), lifeline)
+        run_gateway(model, config, pick(ListenConfig, values), lifeline)
     finally:
         lifeline.close()
 
@@ -209,10 +210,9 @@ def prefill(**values: Any) -> None:
         # instead of spinning (read when torch loads its OpenMP), and the kernel prefers the other node.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
         os.nice(PREFILL_NICE)
-        node = _joined(values)
+        node, model = _joined(values), _local_model(values)
         from prefill_node.node import run_prefill
 
-        model = _local_model(values)
         run_prefill(model, pick(EngineConfig, values), pick(TransferConfig, values), node, lifeline)
     finally:
         lifeline.close()
@@ -225,10 +225,9 @@ def decode(**values: Any) -> None:
     """Run a node that produces the tokens after the first."""
     lifeline = _begin_process(values)
     try:
-        node = _joined(values)
+        node, model = _joined(values), _local_model(values)
         from decode_node.node import run_decode
 
-        model = _local_model(values)
         engine, transfer = pick(EngineConfig, values), pick(TransferConfig, values)
         run_decode(model, engine, transfer, pick(DecodeConfig, values), node, lifeline)
     finally:

@@ -291,6 +291,7 @@ class Link:
         if reason is not None:
             return (answer, LinkRefused(reason))
         if before is LinkState.UP:
+            self._last_seq_seen = max(self._last_seq_seen, envelope.seq)
             return (answer,)
         self._up(envelope, now)
         return (answer, LinkUp(hello, envelope.epoch, plane))
@@ -299,7 +300,11 @@ class Link:
         """Initiator: take the answer to our Hello."""
         if self._peer_epoch is not None and envelope.epoch != self._peer_epoch:
             return self._go_down(LinkEvent.NEW_EPOCH, f"{ack.hello.node_id} started again")
-        if self.state in (LinkState.UP, LinkState.DOWN):
+        if self.state is LinkState.UP:  # the answer to an earlier Hello: nothing new, and not lost either
+            self._step(LinkEvent.GREETED if ack.accepted else LinkEvent.MISMATCH)
+            self._last_seq_seen = max(self._last_seq_seen, envelope.seq)
+            return (Discard("greetings_repeated"),)
+        if self.state is LinkState.DOWN:
             return (Discard("greetings_misplaced"),)
         reason = self._check(self._local, ack.hello) if ack.accepted else ack.reason
         self._step(LinkEvent.GREETED if reason is None else LinkEvent.MISMATCH)

@@ -6,18 +6,8 @@ It must not know where the lines go: under `baton serve` the supervisor puts the
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
 
-from common.config import option
-
-
-@dataclass(frozen=True, slots=True)
-class LogConfig:
-    """How much is logged."""
-
-    log_level: str = option(
-        "info", "Least severity that is logged.", choices=("debug", "info", "warning", "error")
-    )
+from common.config import LogConfig
 
 
 def set_up_logging(config: LogConfig) -> None:

@@ -63,12 +63,19 @@ def run_loop(loop: NodeLoop, lifeline: Lifeline) -> None:
 
 
 def private_address(join: str, name: str, lifeline: Lifeline) -> str:
-    """Choose an address that only this user reaches: an ipc socket, or loopback where the gateway is on TCP."""
+    """Choose an address that only this user reaches: an ipc socket, or loopback where the gateway has TCP."""
     if not join.startswith("ipc://"):
         return "tcp://127.0.0.1:*"
     folder = Path(tempfile.mkdtemp(prefix="baton-"))
     lifeline.remove_at_exit(folder)
     return f"ipc://{folder}/{name}.sock"
+
+
+def remove_socket_at_exit(address: str, lifeline: Lifeline) -> None:
+    """Take care that an ipc socket that this process binds is gone when it ends, however it ends."""
+    scheme, _, path = address.partition("://")
+    if scheme == "ipc":
+        lifeline.remove_at_exit(Path(path))
 
 
 class GatewayLink:

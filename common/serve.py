@@ -28,6 +28,7 @@ from common.config import (
     EngineConfig,
     GatewayConfig,
     ListenConfig,
+    LogConfig,
     ModelConfig,
     NodeConfig,
     SupervisorConfig,
@@ -36,7 +37,6 @@ from common.config import (
     to_argv,
 )
 from common.errors import ConfigError
-from common.log import LogConfig
 from common.supervisor import GATEWAY, Job, Supervisor
 
 # ipc:// addresses over 107 characters fail; a folder of ours and a socket in it take about 35.

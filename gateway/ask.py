@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from gateway.ask_config import AskConfig
+from common.config import AskConfig
 
 CONNECT_TIMEOUT_S = 10.0
 STAGES = (

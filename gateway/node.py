@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import signal
@@ -18,7 +19,7 @@ from common.host import this_process
 from common.lifeline import Lifeline
 from common.messages import Hello, Role
 from common.model.spec import ModelSpec, load_spec
-from common.node import ALIVE_EVERY_S, private_address
+from common.node import ALIVE_EVERY_S, private_address, remove_socket_at_exit
 from common.peering import new_epoch
 from gateway.app import build_app, build_server
 from gateway.client import NodeClient
@@ -65,7 +66,8 @@ async def _serve(
     loop = asyncio.get_running_loop()
 
     def on_notice(notice: dict[str, Any]) -> None:  # in the lifeline's thread
-        loop.call_soon_threadsafe(client.take_notice, notice)
+        with contextlib.suppress(RuntimeError):  # the loop is closed: we are ending
+            loop.call_soon_threadsafe(client.take_notice, notice)
 
     lifeline.subscribe(on_notice)
     limits = ModelLimits(spec.context_length, spec.vocab_size)
@@ -100,6 +102,7 @@ def run_gateway(model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig
     spec = load_spec(folder)
     text = TextPipeline.load(folder)
     nodes = listen.nodes or private_address("ipc://", "gateway", lifeline)
+    remove_socket_at_exit(nodes, lifeline)
     name = gateway.served_model_name or folder.name
     try:
         asyncio.run(_serve(http, nodes, spec, text, gateway, name, lifeline))

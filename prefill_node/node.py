@@ -12,7 +12,7 @@ from common.config import EngineConfig, ModelConfig, NodeConfig, TransferConfig
 from common.engine.loader import Engine, load_engine
 from common.lifeline import Lifeline
 from common.messages import PageLedger, Role, Status
-from common.node import GatewayLink, make_hello, private_address, run_loop
+from common.node import GatewayLink, make_hello, private_address, remove_socket_at_exit, run_loop
 from common.sockets import Pollable
 from prefill_node.handoff import Handoff
 from prefill_node.scheduler import PrefillScheduler
@@ -119,5 +119,6 @@ def run_prefill(
         ConfigError: the model or a setting does not work here.
     """
     listen = node.listen or private_address(node.join, "prefill", lifeline)
+    remove_socket_at_exit(listen, lifeline)
     loaded = load_engine(Path(model.model), model, engine)
     run_loop(PrefillNode(loaded, transfer, node, listen, debug_checks=engine.debug_checks), lifeline)

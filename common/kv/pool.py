@@ -70,7 +70,9 @@ def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> 
     """Return zeros that take no memory before they are written (torch.zeros would touch them all)."""
     if device.type != "cpu":
         return torch.zeros(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize)  # the tensor keeps it alive
+    # Private: a shared anonymous mapping would count as shared memory. The tensor keeps it alive.
+    flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, math.prod(shape) * dtype.itemsize, flags=flags)
     return torch.frombuffer(memory, dtype=dtype).view(shape)
 
 

@@ -9,11 +9,12 @@ from common.config import (
     DecodeConfig,
     EngineConfig,
     GatewayConfig,
+    LogConfig,
     ModelConfig,
     SupervisorConfig,
     TransferConfig,
 )
-from common.log import LogConfig, set_up_logging
+from common.log import set_up_logging
 from common.serve import Launch, ServeConfig, serve
 from common.supervisor import ChildFailed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -10,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from common.config import AskConfig
 from gateway.ask import AskFailed, ask
-from gateway.ask_config import AskConfig
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
 ERROR = {"error": {"message": "the pool is full", "type": "server_error", "param": None, "code": None}}
@@ -137,10 +138,10 @@ def test_other_server_is_told_apart(server: Script, models: bytes) -> None:
         ask(AskConfig(url=server.url), "Hi", lambda _: None)
 
 
-def test_no_server_is_one_line_that_says_what_to_do(server: Script) -> None:
-    url = server.url
-    server.server_close()
-    with pytest.raises(AskFailed, match="no server answers at .*baton serve"):
+def test_no_server_is_one_line_that_says_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    with pytest.raises(AskFailed, match=r"no server answers at .*baton serve"):
         ask(AskConfig(url=url), "Hi", lambda _: None)
 
 

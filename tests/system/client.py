@@ -1,0 +1,155 @@
+"""Ask a real server over HTTP, one request or many at once, and look at its ledger and metrics."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from tests.system.server import Server, poll_until
+
+WAIT_S = 120.0  # for what must come, however slow the machine
+LEDGER_S = 2.0  # promised: pages are back within 2 s
+
+Body = dict[str, Any]
+
+
+@dataclass
+class Outcome:
+    """How a call ended, as its client saw it."""
+
+    status: int = 0  # 0: the connection broke before there was one
+    done: bool = False  # a whole body, or [DONE]
+    error: Body | None = None  # an error object, as the body or as an event
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    prompt_token_ids: list[int] | None = None
+    finish: str | None = None
+    usage: Body | None = None
+    order: list[int] = field(default_factory=list)  # index of the choice of each event with tokens
+    headers: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def succeeded(self) -> bool:
+        """A whole answer, and no error."""
+        return self.status == 200 and self.done and self.error is None
+
+    def take_choice(self, choice: Body) -> None:
+        """Add what a choice, whole or part, brings."""
+        content = choice.get("delta") or choice.get("message") or choice
+        self.text += content.get("text") or content.get("content") or ""
+        self.token_ids += choice.get("token_ids") or []
+        self.prompt_token_ids = choice.get("prompt_token_ids", self.prompt_token_ids)
+        self.finish = choice["finish_reason"] or self.finish
+        if choice.get("token_ids"):
+            self.order.append(choice["index"])
+
+    def take_event(self, line: str) -> None:
+        """Take a line of a stream."""
+        if line == "data: [DONE]":
+            assert self.error is None, "[DONE] behind an error"
+            self.done = True
+        elif line:
+            assert line.startswith("data: ")
+            event = json.loads(line.removeprefix("data: "))
+            self.error = event.get("error")
+            for choice in event.get("choices", ()):
+                self.take_choice(choice)
+            self.usage = event.get("usage") or self.usage
+
+
+def greedy(prompt: str | Sequence[int] | Sequence[Sequence[int]], max_tokens: int, **fields: Any) -> Body:
+    """The body of a completion that an oracle can predict: greedy, past every end-of-sequence token."""
+    prompt = prompt if isinstance(prompt, str) else list(prompt)
+    return {
+        "prompt": prompt,
+        "max_tokens": max_tokens,
+        "temperature": 0,
+        "ignore_eos": True,
+        "return_token_ids": True,
+        **fields,
+    }
+
+
+class Client:
+    """One server's client."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.url = server.url
+
+    def get(self, path: str) -> httpx.Response:
+        """Get a page."""
+        return httpx.get(self.url + path, timeout=WAIT_S)
+
+    def ask(self, body: Body, path: str = "/v1/completions") -> Outcome:
+        """Send one request and wait for its end."""
+        return self.ask_all([body], path)[0]
+
+    def ask_all(self, bodies: Sequence[Body], path: str = "/v1/completions") -> list[Outcome]:
+        """Send all at once and wait for all."""
+
+        async def run() -> list[Outcome]:
+            async with self.session() as http:
+                return await asyncio.gather(*(self.follow(http, body, Outcome(), path) for body in bodies))
+
+        return asyncio.run(run())
+
+    def session(self) -> httpx.AsyncClient:
+        """A client with as many connections as it takes."""
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        return httpx.AsyncClient(base_url=self.url, timeout=WAIT_S, limits=limits)
+
+    async def follow(
+        self, http: httpx.AsyncClient, body: Body, outcome: Outcome, path: str = "/v1/completions"
+    ) -> Outcome:
+        """Send a request and put what comes into `outcome`, to its end."""
+        body = {"model": self.server.model, **body}
+        try:
+            async with http.stream("POST", path, json=body) as response:
+                outcome.status = response.status_code
+                outcome.headers = dict(response.headers)
+                if response.headers["content-type"].startswith("text/event-stream"):
+                    async for line in response.aiter_lines():
+                        outcome.take_event(line)
+                else:
+                    whole = json.loads(await response.aread())
+                    outcome.error = whole.get("error")
+                    outcome.usage = whole.get("usage")
+                    for choice in whole.get("choices", ()):
+                        outcome.take_choice(choice)
+                    outcome.done = True
+        except httpx.TransportError:
+            pass  # the outcome is what came before
+        return outcome
+
+    def ledger_trouble(self) -> str | None:
+        """Say what is wrong with the ledger of an idle server: a page that is neither free nor cached."""
+        body = self.get("/debug/kv").json()
+        if body["missing"] or not body["nodes"]:
+            return f"missing: {body}"
+        for node in body["nodes"]:
+            pages = dict(node["pages"])
+            total = pages.pop("total")
+            assert sum(pages.values()) == total, node
+            if pages["free"] + pages["cached"] != total:
+                return f"not idle: {node}"
+        return None
+
+    def assert_ledger_clean(self, deadline_s: float = LEDGER_S) -> None:
+        """Check that every page of every node is free or cached, now or soon."""
+        poll_until(lambda: self.ledger_trouble() is None, deadline_s, f"{self.ledger_trouble()}")
+
+    def metric(self, name: str, **labels: str) -> float:
+        """The sum of a metric over all series that have these labels."""
+        total = 0.0
+        for line in self.get("/metrics").text.splitlines():
+            found = re.fullmatch(rf"{name}(?:\{{(.*)\}})? (\S+)", line)
+            if found and all(f'{key}="{value}"' in (found[1] or "") for key, value in labels.items()):
+                total += float(found[2])
+        return total

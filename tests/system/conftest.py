@@ -1,0 +1,68 @@
+"""Servers that tests share, and what their answers must be.
+
+The model is the tiny one; one of its end-of-sequence tokens is what it says at once to EOS_PROMPT.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.model.paged import transformers_greedy
+from tests.system.client import Client
+from tests.system.oracle import Case, Oracle
+from tests.system.server import running
+from tests.tiny import IM_END, VOCAB_SIZE, write_tiny_model
+
+EOS_PROMPT = [11, 205, 84, 40]
+LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 300)
+NUM_TOKENS = 64
+
+
+@pytest.fixture(scope="session")
+def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of the model that the servers serve."""
+    ((first,),) = transformers_greedy(tiny_model, [EOS_PROMPT], 1)
+    return write_tiny_model(tmp_path_factory.mktemp("eos"), eos_token_id=[IM_END, first])
+
+
+@pytest.fixture(scope="session")
+def oracle(model: Path) -> Oracle:
+    """What transformers says with the same weights."""
+    return Oracle(model)
+
+
+@pytest.fixture(scope="session")
+def cases(oracle: Oracle) -> list[Case]:
+    """Prompts of many lengths with their greedy answers."""
+    draw = random.Random(5)
+    return [oracle.case([draw.randrange(3, VOCAB_SIZE) for _ in range(n)], NUM_TOKENS) for n in LENGTHS]
+
+
+@pytest.fixture(scope="session")
+def _pair(model: Path) -> Iterator[Client]:
+    with running(model) as server:
+        yield Client(server)
+
+
+@pytest.fixture(scope="session")
+def _colocated(model: Path) -> Iterator[Client]:
+    with running(model, "--colocated", "--overlap", "on") as server:
+        yield Client(server)
+
+
+@pytest.fixture
+def pair(_pair: Client) -> Iterator[Client]:
+    """A prefill node and a decode node with the defaults; every test leaves them idle."""
+    yield _pair
+    _pair.assert_ledger_clean()
+
+
+@pytest.fixture
+def colocated(_colocated: Client) -> Iterator[Client]:
+    """One node that does both, overlapped; every test leaves it idle."""
+    yield _colocated
+    _colocated.assert_ledger_clean()
