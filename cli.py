@@ -63,7 +63,7 @@ def _option(config: type[Any], name: str, default: Any, metadata: Any) -> Callab
     if metadata["choices"]:
         kind = click.Choice(metadata["choices"])
     elif kind is int and metadata["minimum"] is not None:
-        kind = click.IntRange(min=metadata["minimum"])
+        kind = click.IntRange(metadata["minimum"], metadata["maximum"])
     return click.option(
         "--" + name.replace("_", "-"),
         name,

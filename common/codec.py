@@ -12,6 +12,7 @@ RemoteProtocolError; nothing on the wire names code, and nothing is imported, ev
 from __future__ import annotations
 
 import math
+import reprlib
 import struct
 import types
 import typing
@@ -79,6 +80,11 @@ def _bad(path: str, why: str) -> RemoteProtocolError:
     return RemoteProtocolError(f"{path}: {why}")
 
 
+def _show(value: Any) -> str:
+    """Write a peer's value into an error: cut, because repr of deep nesting raises RecursionError."""
+    return reprlib.repr(value)
+
+
 @dataclass(frozen=True, slots=True)
 class _Field:
     """How one field is written into a header and read from it."""
@@ -107,10 +113,13 @@ def _scalar(kind: type[Any], bounds: Range | None, max_len: int | None) -> _Fiel
 
 def _enum(kind: type[Enum]) -> _Field:
     def read(value: Any, path: str) -> Enum:
+        # The type first: Enum would put the repr of whatever came into its own error.
         try:
-            return kind(value)
-        except (ValueError, TypeError):
-            raise _bad(path, f"{value!r} is no {kind.__name__}") from None
+            if type(value) is str:
+                return kind(value)
+        except ValueError:
+            pass
+        raise _bad(path, f"{_show(value)} is no {kind.__name__}")
 
     return _Field(lambda value: value.value, read)
 
@@ -163,7 +172,7 @@ def _read_fields(value: Any, table: dict[str, _Field], required: frozenset[str],
         raise _bad(path, f"expected a map, got {type(value).__name__}")
     unknown = value.keys() - table.keys()
     if unknown:
-        raise _bad(path, f"unknown field {sorted(map(str, unknown))[0]!r}")
+        raise _bad(path, f"unknown field {_show(min(map(str, unknown)))}")
     missing = required - value.keys()
     if missing:
         raise _bad(path, f"missing field {min(missing)!r}")
@@ -251,8 +260,6 @@ class Header:
     seq: int
     kind: str
     values: dict[str, Any]
-    num_arrays: int
-    takes_rest: bool
 
 
 class Codec:
@@ -313,14 +320,14 @@ class Codec:
             raise RemoteProtocolError("header is no map")
         if raw.get("version") != PROTOCOL_VERSION or type(raw["version"]) is not int:
             raise RemoteProtocolError(
-                f"protocol version {raw.get('version')!r}; this process speaks {PROTOCOL_VERSION}"
+                f"protocol version {_show(raw.get('version'))}; this process speaks {PROTOCOL_VERSION}"
             )
         if raw.keys() != {"version", "kind", "epoch", "seq", "fields"}:
             raise RemoteProtocolError("header has missing or unknown entries")
         name = raw["kind"]
         kind = self._kinds.get(name) if type(name) is str else None
         if kind is None:
-            raise RemoteProtocolError(f"unknown kind {name!r}"[:100])
+            raise RemoteProtocolError(f"unknown kind {_show(name)}")
         counter = _scalar(int, Range(0, 2**63 - 1), None)
         values = _read_fields(raw["fields"], kind.table, kind.required, name)
         return Header(
@@ -328,8 +335,6 @@ class Codec:
             counter.read(raw["seq"], "seq"),
             name,
             values,
-            len(kind.arrays),
-            kind.rest is not None,
         )
 
     def decode_payload(self, header: Header, payload: Sequence[Buffer]) -> Envelope:

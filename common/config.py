@@ -21,12 +21,13 @@ def option(
     *,
     choices: tuple[str, ...] = (),
     minimum: int | None = None,
+    maximum: int | None = None,
     hidden: bool = False,
 ) -> Any:
-    """Declare a setting: its default, its help text and, where there are any, its choices or lower bound."""
+    """Declare a setting: its default, its help text and, where there are any, its choices or bounds."""
     return field(
         default=default,
-        metadata={"help": text, "choices": choices, "minimum": minimum, "hidden": hidden},
+        metadata={"help": text, "choices": choices, "minimum": minimum, "maximum": maximum, "hidden": hidden},
     )
 
 
@@ -52,7 +53,7 @@ class EngineConfig:
     kv_pages: int | None = option(
         None, "KV pages of a node's pool [default: a tenth of the memory, at most 4 GiB].", minimum=1
     )
-    max_running: int = option(64, "Requests that decode together at the most.", minimum=1)
+    max_running: int = option(64, "Requests that decode together at the most.", minimum=1, maximum=4096)
     prefill_budget: int | None = option(
         None, "Prompt tokens computed in one batch [default: 128 on a CPU].", minimum=1
     )
@@ -82,7 +83,10 @@ class DecodeConfig:
     """What only a decode node needs."""
 
     max_queued: int = option(
-        1024, "Requests that may wait on a decode node; more are answered with 429.", minimum=1
+        1024,
+        "Requests that may wait on a decode node; more are answered with 429.",
+        minimum=1,
+        maximum=32768,  # a Status names them all, within the protocol's limits
     )
     colocated: bool = option(False, "Prefill on the decode node itself: one node does both.")
 
@@ -92,7 +96,7 @@ class GatewayConfig:
     """The HTTP side."""
 
     host: str = option("127.0.0.1", "Address that the HTTP server binds.")
-    port: int = option(8000, "Port of the HTTP server; 0 lets the system pick one.", minimum=0)
+    port: int = option(8000, "Port of the HTTP server; 0 lets the system pick one.", minimum=0, maximum=65535)
     served_model_name: str | None = option(None, "Name that clients use for the model [default: MODEL].")
     max_body_mib: int = option(16, "Largest HTTP request body, in MiB; more is answered with 413.", minimum=1)
 

@@ -29,20 +29,18 @@ def this_process() -> HostIdentity:
         )
 
 
-def on_one_host(a: HostIdentity, b: HostIdentity) -> bool:
-    """Say whether each can see the other's pid."""
-    return a.boot_id == b.boot_id and a.pid_namespace == b.pid_namespace
+def open_pidfd(ours: HostIdentity, theirs: HostIdentity) -> int | None:
+    """Open a descriptor that becomes readable when their process ends; the caller closes it.
 
-
-def open_pidfd(identity: HostIdentity) -> int | None:
-    """Open a descriptor that becomes readable when the process ends; None when it is gone already.
-
-    The caller closes it. Only meaningful when `on_one_host` holds. The start time is compared after the
-    open: before it, the pid could pass to another process in between.
+    None when all four parts of the identity do not match a process here: it is on another host, or gone.
+    The start time is compared after the open: before it, the pid could pass to another process in between.
     """
+    if (ours.boot_id, ours.pid_namespace) != (theirs.boot_id, theirs.pid_namespace):
+        return None
+    identity = theirs
     try:
         fd = os.pidfd_open(identity.pid)
-    except ProcessLookupError:
+    except OSError:
         return None
     try:
         if _start_time(identity.pid) == identity.start_time:

@@ -3,7 +3,8 @@
 Pure: no clock (`now` is passed in), no socket, no thread, no logging. `peering.py` performs its outputs.
 
 1. The initiator (who connected) sends Hello until a HelloAck comes; the acceptor answers every Hello.
-   Each checks the other; a mismatch refuses the peer and leaves the process alone.
+   Each checks the other; a mismatch refuses the peer and leaves the process alone. A refusal that comes
+   while the link is up says that the acceptor dropped it: the initiator's end goes down too.
 2. A message counts only if it carries the epoch that the peer greeted with: bytes of a process that is gone
    are dropped.
 3. Sequence numbers rise by one a message. What arrives is delivered in order: a number that was seen, or
@@ -21,7 +22,7 @@ from typing import Any
 
 from common.codec import Envelope
 from common.errors import LocalProtocolError
-from common.messages import Hello, HelloAck, Status
+from common.messages import Hello, HelloAck, Role, Status
 
 HELLO_RETRY_S = 1.0
 REFUSED_RETRY_S = 10.0
@@ -43,13 +44,14 @@ class LinkEvent(Enum):
     GREETED = auto()  # a Hello or HelloAck that both sides accept
     MISMATCH = auto()  # one that somebody refuses
     NEW_EPOCH = auto()  # a Hello of another process
+    DISOWNED = auto()  # the acceptor says that it has no link with us
     MESSAGE = auto()  # anything else
     RETRY = auto()  # time to greet again
     GONE = auto()  # the peer's process or connection is gone
 
 
 S, E = LinkState, LinkEvent
-# The whole life of a link. A missing key is a protocol error: ours for RETRY, the peer's otherwise.
+# The whole life of a link. A missing key is our own error: what a peer can cause has a row.
 TRANSITIONS: dict[tuple[LinkState, LinkEvent], LinkState] = {
     (S.GREETING, E.GREETED): S.UP,
     (S.GREETING, E.MISMATCH): S.REFUSED,
@@ -60,6 +62,7 @@ TRANSITIONS: dict[tuple[LinkState, LinkEvent], LinkState] = {
     (S.UP, E.GREETED): S.UP,  # our HelloAck was lost, or doubled
     (S.UP, E.MISMATCH): S.UP,  # an old answer that came late
     (S.UP, E.NEW_EPOCH): S.DOWN,
+    (S.UP, E.DISOWNED): S.DOWN,
     (S.UP, E.MESSAGE): S.UP,
     (S.UP, E.GONE): S.DOWN,
     (S.REFUSED, E.GREETED): S.UP,
@@ -154,8 +157,17 @@ Input = Received | PeerGone | Tick
 Output = Transmit | LinkUp | LinkRefused | LinkDown | Deliver | StatusDue | Discard
 
 
+LINKED_ROLES = (
+    {Role.GATEWAY, Role.PREFILL},
+    {Role.GATEWAY, Role.DECODE},
+    {Role.PREFILL, Role.DECODE},
+)
+
+
 def mismatch(ours: Hello, theirs: Hello) -> str | None:
     """Say why two processes cannot work together, with both values named; None when they can."""
+    if {ours.role, theirs.role} not in LINKED_ROLES:
+        return f"a {ours.role.value} node at {ours.node_id}, a {theirs.role.value} node at {theirs.node_id}"
     if ours.model != theirs.model:
         return f"model {ours.model} at {ours.node_id}, {theirs.model} at {theirs.node_id}"
     if ours.layout is None or theirs.layout is None:
@@ -164,6 +176,9 @@ def mismatch(ours: Hello, theirs: Hello) -> str | None:
         mine, other = getattr(ours.layout, name), getattr(theirs.layout, name)
         if mine != other:
             return f"{name} {mine} at {ours.node_id}, {other} at {theirs.node_id}"
+    if ours.verify_pages != theirs.verify_pages:
+        with_, without = (ours, theirs) if ours.verify_pages else (theirs, ours)
+        return f"--verify-pages at {with_.node_id}, not at {without.node_id}"
     if not set(ours.planes) & set(theirs.planes):
         return f"planes {list(ours.planes)} at {ours.node_id}, {list(theirs.planes)} at {theirs.node_id}"
     return None
@@ -240,7 +255,10 @@ class Link:
 
     def _step(self, event: LinkEvent) -> LinkState:
         before = self.state
-        self.state = TRANSITIONS[before, event]
+        after = TRANSITIONS.get((before, event))
+        if after is None:
+            raise LocalProtocolError(f"{event.name} while {before.name}")
+        self.state = after
         return before
 
     def _go_down(self, event: LinkEvent, reason: str) -> tuple[Output, ...]:
@@ -300,8 +318,10 @@ class Link:
         """Initiator: take the answer to our Hello."""
         if self._peer_epoch is not None and envelope.epoch != self._peer_epoch:
             return self._go_down(LinkEvent.NEW_EPOCH, f"{ack.hello.node_id} started again")
+        if self.state is LinkState.UP and not ack.accepted:
+            return self._go_down(LinkEvent.DISOWNED, ack.reason)
         if self.state is LinkState.UP:  # the answer to an earlier Hello: nothing new, and not lost either
-            self._step(LinkEvent.GREETED if ack.accepted else LinkEvent.MISMATCH)
+            self._step(LinkEvent.GREETED)
             self._last_seq_seen = max(self._last_seq_seen, envelope.seq)
             return (Discard("greetings_repeated"),)
         if self.state is LinkState.DOWN:

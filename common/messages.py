@@ -50,14 +50,15 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HostIdentity:
-    """Two processes are on one host exactly when `boot_id` and `pid_namespace` match.
+    """Names a process on a host.
 
-    pid and start time then name the process, so that a reused pid is not taken for it.
+    Whoever reads it is on the same host exactly when boot id and PID namespace are its own, and the process
+    that it sees under the pid started at that time.
     """
 
     boot_id: str
     pid_namespace: int
-    pid: int
+    pid: Annotated[int, Range(1, 2**22)]  # the kernel's PID_MAX_LIMIT
     start_time: int  # clock ticks since boot, /proc/PID/stat field 22
 
 
@@ -71,6 +72,7 @@ class Hello:
     model: str  # fingerprint of the model folder
     layout: KVLayout | None = None  # None: a gateway holds no KV
     planes: Annotated[tuple[str, ...], MaxLen(16)] = ()
+    verify_pages: bool = False  # of nodes: pages are sent, and wanted, with checksums
     listen: str | None = None  # where a prefill node waits for decode nodes
     capacity_tokens: int = 0  # what the pool holds: the longest prompt + answer
     prefill_budget_tokens: int = 0  # of a prefill node: D grants no more than twice this ahead of it

@@ -1,4 +1,4 @@
-"""What both nodes have in common: the link to their gateway, and the loop that their process runs in."""
+"""What nodes have in common: addresses, the link to the gateway, and the loop that their process runs in."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Protocol
 
 import zmq
 
-from common.config import NodeConfig
+from common.config import NodeConfig, TransferConfig
 from common.errors import ConfigError
 from common.host import this_process
 from common.kv.layout import KVLayout
@@ -133,7 +133,7 @@ def make_hello(
     layout: KVLayout,
     capacity_tokens: int,
     prefill_budget_tokens: int,
-    listen: str | None = None,
+    transfer: TransferConfig,
 ) -> tuple[Hello, int]:
     """Describe this node; returns its Hello and the epoch of its process.
 
@@ -148,8 +148,8 @@ def make_hello(
         host=this_process(),
         model=model,
         layout=layout,
-        planes=PLANES,
-        listen=listen,
+        planes=PLANES if transfer.transfer == "auto" else (transfer.transfer,),
+        verify_pages=transfer.verify_pages,
         capacity_tokens=capacity_tokens,
         prefill_budget_tokens=prefill_budget_tokens,
     )

@@ -22,7 +22,7 @@ import zmq
 
 from common.codec import Envelope, Header
 from common.errors import RemoteProtocolError
-from common.host import on_one_host, open_pidfd
+from common.host import open_pidfd
 from common.link import (
     Deliver,
     Discard,
@@ -37,11 +37,25 @@ from common.link import (
     StatusDue,
     Tick,
     Transmit,
+    mismatch,
 )
-from common.messages import CODEC, Hello, Status
+from common.messages import CODEC, Hello, HelloAck, Status
 from common.sockets import FrameSocket, Pollable, ReceivedFrames
 
 log = logging.getLogger("baton.link")
+
+LINK_COUNTERS = (
+    "links_refused",
+    "messages_rejected",  # no message, or not one for this link
+    "messages_lost",  # gaps in the sequence
+    "messages_duplicate",
+    "messages_of_another_epoch",
+    "messages_before_greeting",
+    "greetings_repeated",
+    "greetings_misplaced",
+)
+MAX_REFUSALS = 100  # reasons that are remembered as said
+REPLACE_AFTER_S = 60.0
 
 
 def new_epoch() -> int:
@@ -115,12 +129,13 @@ class _Session:
             self.owner.unreachable.append(self)
         return seq
 
-    def watch(self, hello: Hello) -> bool:
-        """Open a pidfd for a peer on this host; False when it is dead already."""
-        if not on_one_host(self.owner.local.host, hello.host):
-            return True
-        self.pidfd = open_pidfd(hello.host)
-        return self.pidfd is not None
+    def watch(self, hello: Hello) -> None:
+        """Have a peer on this host watched; for any other there is the connection."""
+        self.pidfd = open_pidfd(self.owner.local.host, hello.host)
+
+    def process_is_gone(self) -> bool:
+        """Say whether the peer is known to have ended."""
+        return self.pidfd is not None and bool(select.select([self.pidfd], [], [], 0)[0])
 
     def close(self) -> None:
         if self.pidfd is not None:
@@ -136,7 +151,7 @@ class _Peering:
     ) -> None:
         self.local = local
         self.epoch = epoch
-        self.counters: Counter[str] = Counter()
+        self.counters: Counter[str] = Counter(dict.fromkeys(LINK_COUNTERS, 0))
         self.unreachable: list[_Session] = []
         self._status_of = status_of
         self._place = place
@@ -163,8 +178,7 @@ class _Peering:
                 case LinkUp(hello, epoch, plane):
                     session.peer = Peer(hello, epoch, plane, session)
                     self._events.append(PeerUp(session.peer))
-                    if not session.watch(hello):
-                        self._feed(session, PeerGone("its process is gone"), now)
+                    session.watch(hello)
                 case LinkRefused(reason):
                     self._refused(reason)
                 case LinkDown(reason):
@@ -188,6 +202,8 @@ class _Peering:
     def _refused(self, reason: str) -> None:
         self.counters["links_refused"] += 1
         if reason not in self._refusals:  # it is tried again and again; said once
+            if len(self._refusals) >= MAX_REFUSALS:
+                self._refusals.clear()
             self._refusals.add(reason)
             log.error("%s: link refused: %s", self.local.node_id, reason)
 
@@ -253,9 +269,13 @@ class Acceptor(_Peering):
             s.peer for s in self._sessions.values() if s.peer is not None and s.link.state is LinkState.UP
         ]
 
-    def pidfds(self) -> list[int]:
-        """Descriptors that are readable when a peer's process has ended."""
-        return [s.pidfd for s in self._sessions.values() if s.pidfd is not None]
+    def pidfds(self) -> dict[int, int]:
+        """Descriptors that are readable when a peer's process has ended, with the peer's epoch."""
+        return {
+            s.pidfd: s.peer.epoch
+            for s in self._sessions.values()
+            if s.pidfd is not None and s.peer is not None
+        }
 
     def pollables(self) -> list[Pollable]:
         """What to wait for."""
@@ -290,18 +310,33 @@ class Acceptor(_Peering):
         if envelope is None:
             return
         session = self._sessions.get(received.identity)
-        if isinstance(envelope.message, Hello):
+        # A stranger with a node's name is refused below, and must not cost the node its link.
+        if isinstance(envelope.message, Hello) and self._refusal(self.local, envelope.message) is None:
             self._replace_older(received.identity, envelope, now)
             session = self._sessions.get(received.identity)
         if session is None:
             if not isinstance(envelope.message, Hello):
-                self.counters["messages_before_greeting"] += 1
+                self._disown(received.identity)
                 return
-            link = Link(self.local, self.epoch, initiates=False, now=now)
+            link = Link(self.local, self.epoch, initiates=False, now=now, check=self._refusal)
             session = self._sessions[received.identity] = _Session(self, link, received.identity)
         self._feed(session, Received(envelope), now)
         if session.link.state is LinkState.REFUSED:
             del self._sessions[received.identity]  # it may greet again
+
+    def _refusal(self, ours: Hello, theirs: Hello) -> str | None:
+        """Why a peer is refused: it does not fit, or another process that may be alive has its name."""
+        if (reason := mismatch(ours, theirs)) is not None:
+            return reason
+        for session in self._sessions.values():
+            holder = None if session.peer is None else session.peer.hello
+            if holder is None or holder.node_id != theirs.node_id or holder.host == theirs.host:
+                continue
+            if not session.process_is_gone():
+                return (
+                    f"node id {theirs.node_id} is taken by pid {holder.host.pid}, not pid {theirs.host.pid}"
+                )
+        return None
 
     def _replace_older(self, identity: bytes, envelope: Envelope, now: float) -> None:
         """A node that greets over a new connection, or as a new process, has no use for its older link."""
@@ -311,6 +346,12 @@ class Acceptor(_Peering):
                 continue
             if session.identity != identity or peer.epoch != envelope.epoch:
                 self._feed(session, PeerGone("it connected anew"), now)
+
+    def _disown(self, identity: bytes) -> None:
+        """Tell a process whose link was replaced, and whose connection lives on, to greet anew."""
+        self.counters["messages_before_greeting"] += 1
+        ack = HelloAck(self.local, accepted=False, reason="another connection took its place")
+        self.transmit(Envelope(self.epoch, 0, ack), identity)  # whoever is gone needs no answer
 
     def _lost(self, session: _Session, reason: str, now: float) -> None:
         self._sessions.pop(session.identity, None)
@@ -329,9 +370,11 @@ class Connector(_Peering):
         *,
         now: float,
         place: PlacePayload | None = None,
+        check: Callable[[Hello, Hello], str | None] = mismatch,
     ) -> None:
         super().__init__(local, epoch, status_of, place)
         self._context = context
+        self._check = check
         self._target = address
         self._start(now)
 
@@ -361,6 +404,8 @@ class Connector(_Peering):
         if session is self._session and self.socket.lost_connection():
             self._feed(session, PeerGone("the connection broke"), now)
         self._check_deaths([self._session], now)
+        if self._session.peer is None and now - self._started_s > REPLACE_AFTER_S:
+            self._lost(self._session, "", now)  # nobody is there: drop the greetings that it has queued
         self._feed(self._session, Tick(), now)
         return self._take_events()
 
@@ -378,7 +423,9 @@ class Connector(_Peering):
 
     def _start(self, now: float) -> None:
         self.socket = FrameSocket.dealer(self._context, self._target)
-        self._session = _Session(self, Link(self.local, self.epoch, initiates=True, now=now), b"")
+        self._started_s = now
+        link = Link(self.local, self.epoch, initiates=True, now=now, check=self._check)
+        self._session = _Session(self, link, b"")
 
     def _lost(self, session: _Session, reason: str, now: float) -> None:
         # A DEALER hands what it has queued to the next process at the address: a new one has nothing queued.

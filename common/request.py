@@ -13,6 +13,7 @@ from typing import Annotated
 from common.codec import IntArray, MaxLen, Range
 
 U64_MAX = 2**64 - 1
+TokenId = Annotated[int, Range(0, 2**31 - 1)]
 
 
 class FinishReason(Enum):
@@ -37,7 +38,7 @@ class SamplingParams:
     min_p: Annotated[float, Range(0, 1)] = 0.0
     seed: Annotated[int, Range(0, U64_MAX)] = 0
     min_tokens: Annotated[int, Range(0, 2**31 - 1)] = 0
-    stop_token_ids: Annotated[tuple[int, ...], MaxLen(1024)] = ()
+    stop_token_ids: Annotated[tuple[TokenId, ...], MaxLen(1024)] = ()
     ignore_eos: bool = False
 
     def stop_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:

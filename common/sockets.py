@@ -95,13 +95,17 @@ class FrameSocket:
         """The descriptor of the socket's mailbox: edge-triggered, so read until None after each event."""
         return int(self._socket.fileno())
 
+    def is_readable(self) -> bool:
+        """Say whether there is a message; the descriptor may not say so again (see `fileno`)."""
+        return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+
     def lost_connection(self) -> bool:
         """Say whether a DEALER's connection broke since the last call; then replace the socket.
 
         A DEALER would hand what is queued to whichever process comes up at the address.
         """
         lost = False
-        while self._monitor is not None and self._monitor.get(zmq.EVENTS) == zmq.POLLIN:
+        while self._monitor is not None and int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
             parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
             lost = True
         return lost

@@ -21,35 +21,36 @@ class AdmissionQueue(Generic[K, V]):
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
+        self._again: OrderedDict[K, V] = OrderedDict()  # were in already; before all others
         self._waiting: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:
         """Requests that wait."""
-        return len(self._waiting)
+        return len(self._again) + len(self._waiting)
 
     def try_append(self, key: K, item: V) -> bool:
         """Queue a new request; False when the queue is full."""
-        if len(self._waiting) >= self._max_queued:
+        if len(self) >= self._max_queued:
             return False
         self._waiting[key] = item
         return True
 
-    def put_first(self, key: K, item: V) -> None:
-        """Queue a request again that was in already: before the others, and without a bound."""
-        self._waiting[key] = item
-        self._waiting.move_to_end(key, last=False)
+    def append_again(self, key: K, item: V) -> None:
+        """Queue a request that was in already: before those that were not, and without a bound."""
+        self._again[key] = item
 
     def first(self) -> V | None:
         """The request whose turn it is."""
-        return next(iter(self._waiting.values()), None)
+        return next(iter((self._again or self._waiting).values()), None)
 
     def remove(self, key: K) -> V | None:
         """Take a request out, wherever it stands."""
-        return self._waiting.pop(key, None)
+        return self._again.pop(key, None) or self._waiting.pop(key, None)
 
     def drain(self) -> list[V]:
         """Take all requests out."""
-        items = list(self._waiting.values())
+        items = [*self._again.values(), *self._waiting.values()]
+        self._again.clear()
         self._waiting.clear()
         return items
 
@@ -61,11 +62,14 @@ class PrefillLoad:
     node_id: str
     tokens_ahead: int  # granted and not yet computed there
     budget_tokens: int
+    capacity_tokens: int  # the longest prompt that its pool holds
 
 
 def choose_prefill_node(nodes: Sequence[PrefillLoad], prompt_len: int) -> str | None:
     """Take the first in turn that may have the prompt; None when all have enough to do."""
     for node in nodes:
+        if prompt_len > node.capacity_tokens:
+            continue
         if node.tokens_ahead == 0 or node.tokens_ahead + prompt_len <= 2 * node.budget_tokens:
             return node.node_id
     return None

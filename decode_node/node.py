@@ -30,6 +30,8 @@ from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone, TransferG
 
 log = logging.getLogger("baton.decode")
 
+COUNTERS = ("requests_submitted", "requests_aborted", "requests_prebuilt")
+
 
 class DecodeNode:
     """Runs the scheduler's plans; alone talks to the gateway about a request."""
@@ -55,6 +57,7 @@ class DecodeNode:
             layout=engine.layout,
             capacity_tokens=engine.pool.num_pages * engine.layout.page_size,
             prefill_budget_tokens=0,
+            transfer=transfer,
         )
         self._endpoint = ReceiverEndpoint(self._context, engine.pool, transfer, hello, epoch)
         self._scheduler = DecodeScheduler(
@@ -72,7 +75,7 @@ class DecodeNode:
         self._loop: StepLoop[DecodeStep] = StepLoop(engine.runner, overlap=engine.overlap)
         self._gateway_peer: Peer | None = None
         self._reconciler = Reconciler()
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._said_usable = False
         self._gateway = GatewayLink(
             self._context,
@@ -132,7 +135,8 @@ class DecodeNode:
                     self._counters["requests_submitted"] += 1
                     key = RequestKey(peer.epoch, submit.request_id)
                     self._reconciler.opened(submit.request_id)
-                    self._scheduler.submit(key, submit, now, can_prefill=self._can_prefill())
+                    self._scheduler.submit(key, submit, now, longest_prompt=self._longest_prompt())
+                    self._grant(now)  # so that only what has to wait counts as waiting
                 case PeerMessage(peer, Abort(request_id)):
                     self._abort(RequestKey(peer.epoch, request_id), now)
                 case PeerMessage(_, Peers(prefills)):
@@ -166,13 +170,18 @@ class DecodeNode:
     def _can_prefill(self) -> bool:
         return self._colocated or bool(self._endpoint.ready_nodes())
 
+    def _longest_prompt(self) -> int | None:
+        """Tokens of the longest prompt that somebody can compute; None when nobody is there."""
+        if self._colocated:
+            return self._engine.spec.context_length
+        return max((load.capacity_tokens for load in self._loads()), default=None)
+
     def _read_prefill_nodes(self, now: float) -> None:
         for output in self._endpoint.poll(now):
             match output:
                 case TransferDone(transfer_id, commit):
                     self._scheduler.transfer_done(transfer_id, commit, now)
                 case TransferGaveOut(transfer_id, status, reason, retryable):
-                    self._counters["transfers_gave_out"] += 1
                     self._scheduler.transfer_gave_out(
                         transfer_id,
                         status,
@@ -198,8 +207,14 @@ class DecodeNode:
 
     def _loads(self) -> list[PrefillLoad]:
         return [
-            PrefillLoad(node_id, self._endpoint.tokens_ahead(node_id), self._endpoint.prefill_budget(node_id))
+            PrefillLoad(
+                node_id,
+                self._endpoint.tokens_ahead(node_id),
+                budget_tokens=hello.prefill_budget_tokens,
+                capacity_tokens=hello.capacity_tokens,
+            )
             for node_id in self._endpoint.ready_nodes()
+            for hello in (self._endpoint.hello(node_id),)
         ]
 
     def _prebuild(self) -> None:

@@ -31,7 +31,7 @@ from common.kv.allocator import PageAllocator, PageUse
 from common.kv.fence import FencedFreeList, StepFence
 from common.kv.layout import KVLayout
 from common.messages import Commit, PageLedger, Submit, Timings
-from common.request import Request
+from common.request import FinishReason, Request
 from decode_node.admission import AdmissionQueue, PrefillLoad, choose_prefill_node
 from decode_node.entry import (
     DecodeStep,
@@ -87,8 +87,11 @@ class DecodeScheduler:
 
     # Coming in ----------------------------------------------------------------------------------------------
 
-    def submit(self, key: RequestKey, submit: Submit, now: float, *, can_prefill: bool) -> None:
-        """Queue a request, or refuse it. `can_prefill`: somebody is there to compute its prompt."""
+    def submit(self, key: RequestKey, submit: Submit, now: float, *, longest_prompt: int | None) -> None:
+        """Queue a request, or refuse it.
+
+        `longest_prompt`: tokens that somebody can compute, None when nobody is there.
+        """
         if key in self._early_aborts:
             del self._early_aborts[key]
             return
@@ -96,8 +99,8 @@ class DecodeScheduler:
             return
         request = Request(submit.prompt_ids, submit.sampling, len(submit.prompt_ids))
         refusal = self._check(key, request)
-        if refusal is None and not can_prefill:
-            refusal = RefusedOut(key, 503, "no prefill node is ready", retry_after_s=RETRY_AFTER_S)
+        if refusal is None:
+            refusal = self._check_prefill(key, request, longest_prompt)
         entry = Entry(key, request, now)
         if refusal is None and not self._queue.try_append(key, entry):
             refusal = RefusedOut(
@@ -145,6 +148,10 @@ class DecodeScheduler:
         if entry is None:
             return
         entry.transfer_id = None
+        choice = commit.choices[0]
+        if choice.first_token >= self.vocab_size:  # the next step would read past the embeddings
+            self._fail(entry, 500, f"the prefill node sent {choice.first_token}, which is no token")
+            return
         entry.arrived_s = now
         remote_ms = commit.queue_ms + commit.prefill_ms
         entry.timings = Timings(
@@ -157,7 +164,7 @@ class DecodeScheduler:
         self._arrived[entry.key] = entry
         assert entry.lease is not None
         entry.lease.use = PageUse.ACTIVE
-        self._take_token(entry, commit.choices[0].first_token)
+        self._take_token(entry, choice.first_token, choice.finish)
 
     def transfer_gave_out(
         self, transfer_id: int, status: int, reason: str, *, retryable: bool, can_prefill: bool
@@ -170,7 +177,7 @@ class DecodeScheduler:
         if retryable and can_prefill and entry.attempts < MAX_ATTEMPTS:
             self._release(entry)
             entry.phase = Phase.QUEUED
-            self._queue.put_first(entry.key, entry)
+            self._queue.append_again(entry.key, entry)
             return
         self._fail(entry, status, reason)
 
@@ -230,7 +237,9 @@ class DecodeScheduler:
                     timings.transfer_ms,
                     first_decode_ms=(now - entry.arrived_s) * 1000,
                 )
-            self._take_token(entry, token)
+            count = len(entry.request.outputs) + 1
+            finish = entry.request.sampling.finish_reason(token, count, self.eos_token_ids)
+            self._take_token(entry, token, finish)
         self.pages.pass_fence(step.step_id)
         self._rows.pass_fence(step.step_id)
 
@@ -295,6 +304,10 @@ class DecodeScheduler:
             return RefusedOut(key, 400, "the prompt is empty", param="prompt")
         if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocab_size:
             return RefusedOut(key, 400, f"token ids go from 0 to {self.vocab_size - 1}", param="prompt")
+        if max(request.sampling.stop_token_ids, default=0) >= self.vocab_size:
+            return RefusedOut(
+                key, 400, f"token ids go from 0 to {self.vocab_size - 1}", param="stop_token_ids"
+            )
         if request.max_len > most:
             return RefusedOut(
                 key,
@@ -303,6 +316,20 @@ class DecodeScheduler:
                 f"are more than {most}",
                 code="context_length_exceeded",
                 param="max_tokens",
+            )
+        return None
+
+    @staticmethod
+    def _check_prefill(key: RequestKey, request: Request, longest_prompt: int | None) -> RefusedOut | None:
+        if longest_prompt is None:
+            return RefusedOut(key, 503, "no prefill node is ready", retry_after_s=RETRY_AFTER_S)
+        if request.prompt_len > longest_prompt:
+            return RefusedOut(
+                key,
+                400,
+                f"a prompt of {request.prompt_len} tokens; the prefill nodes hold {longest_prompt}",
+                code="context_length_exceeded",
+                param="prompt",
             )
         return None
 
@@ -337,13 +364,10 @@ class DecodeScheduler:
             prefill_ms=(now - entry.granted_s) * 1000,
         )
 
-    def _take_token(self, entry: Entry, token: int) -> None:
-        request = entry.request
-        request.outputs.append(token)
+    def _take_token(self, entry: Entry, token: int, finish: FinishReason | None) -> None:
+        self.out.append(TokenOut(entry.key, len(entry.request.outputs), token, finish, entry.timings))
+        entry.request.outputs.append(token)
         self.tokens_sampled += 1
-        count = len(request.outputs)
-        finish = request.sampling.finish_reason(token, count, self.eos_token_ids)
-        self.out.append(TokenOut(entry.key, count - 1, token, finish, entry.timings))
         if finish is not None:
             self._end(entry)
 

@@ -84,7 +84,8 @@ class NodeClient:
         self._queries: dict[int, tuple[Peer, asyncio.Future[Stats]]] = {}
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
-        self._pidfds: set[int] = set()
+        self._pidfds: dict[int, int] = {}
+        self._is_closed = False
         self._pump_is_due = False
         self._restarts: dict[str, int] = {}
         self._loop.add_reader(self._acceptor.socket.fileno(), self._pump)
@@ -105,8 +106,8 @@ class NodeClient:
                 "no pair of prefill and decode nodes is ready", status=503, retry_after_s=RETRY_AFTER_S
             )
         stream = _Stream(next(self._request_ids), node, self._abort)
-        self._streams[stream.request_id] = stream
         seq = node.peer.send(Submit(stream.request_id, sampling, prompt_ids))
+        self._streams[stream.request_id] = stream
         node.reconciler.opened(stream.request_id, seq)
         self._pump_soon()
         return stream
@@ -143,10 +144,10 @@ class NodeClient:
         answers = []
         missing = []
         for peer, future in asked:
-            if not future.done():
+            if not future.done() or future.cancelled():  # silent, or gone while it was asked
                 future.cancel()
                 missing.append(peer.node_id)
-            elif not future.cancelled():
+            else:
                 stats = future.result()
                 answers.append(
                     NodeSnapshot(peer.node_id, peer.hello.role, peer.epoch, stats.pages, stats.counters)
@@ -157,8 +158,7 @@ class NodeClient:
 
     def counters(self) -> dict[str, int]:
         """The links' counters."""
-        names = ("messages_rejected", "messages_late", "messages_lost", "links_refused")
-        return dict.fromkeys(names, 0) | dict(self._acceptor.counters)
+        return {"messages_late": 0, "messages_misplaced": 0} | dict(self._acceptor.counters)
 
     def restarts(self) -> dict[str, int]:
         """Restarts by role, as the supervisor counts them."""
@@ -172,7 +172,8 @@ class NodeClient:
             self._restarts = restarts
 
     def close(self) -> None:
-        """Close all links."""
+        """Close all links; what is still open is given up, and nobody is told."""
+        self._is_closed = True
         self._loop.remove_reader(self._acceptor.socket.fileno())
         for fd in self._pidfds:
             self._loop.remove_reader(fd)
@@ -181,8 +182,10 @@ class NodeClient:
         self._acceptor.close()
 
     def _abort(self, stream: _Stream) -> None:
-        stream.node.peer.send(Abort(stream.request_id))
         self._end(stream)
+        if self._is_closed:
+            return
+        stream.node.peer.send(Abort(stream.request_id))
         self._pump_soon()
 
     def _end(self, stream: _Stream) -> None:
@@ -208,6 +211,8 @@ class NodeClient:
     def _pump(self) -> None:
         """Read everything, do what is due, and plan the next time."""
         self._pump_is_due = False
+        if self._is_closed:
+            return
         now = time.monotonic()
         for event in self._acceptor.poll(now):
             match event:
@@ -218,8 +223,9 @@ class NodeClient:
                 case PeerMessage(peer, message):
                     if (node := self._router.of(peer)) is not None:
                         self._message(node, message, now)
-                        self._pump_soon()  # it may have made us send
         self._watch_pidfds()
+        if self._acceptor.socket.is_readable():  # what was sent in here may have swallowed the edge
+            self._pump_soon()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -227,12 +233,13 @@ class NodeClient:
             self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._pump)
 
     def _watch_pidfds(self) -> None:
-        fds = set(self._acceptor.pidfds())
-        for fd in self._pidfds - fds:
+        pidfds = self._acceptor.pidfds()
+        # Compared with the peer that it is for: the number of a closed one is given out again.
+        for fd, _ in self._pidfds.items() - pidfds.items():
             self._loop.remove_reader(fd)
-        for fd in fds - self._pidfds:
+        for fd, _ in pidfds.items() - self._pidfds.items():
             self._loop.add_reader(fd, self._pump)
-        self._pidfds = fds
+        self._pidfds = pidfds
 
     def _up(self, peer: Peer, now: float) -> None:
         log.info("%s joined", peer.node_id)
@@ -241,7 +248,6 @@ class NodeClient:
             self._tell_peers()
         else:
             peer.send(Peers(self._router.prefill_infos()))
-        self._pump_soon()
 
     def _down(self, peer: Peer, reason: str, now: float) -> None:
         node = self._router.remove(peer, now)
@@ -268,14 +274,16 @@ class NodeClient:
     def _message(self, node: Node, message: object, now: float) -> None:
         match message:
             case Tokens():
-                self._tokens(message)
+                self._tokens(node, message)
             case Refused():
-                self._refused(message)
+                self._refused(node, message)
             case Failed(id=request_id, status=status, reason=reason, retry_after_s=retry_after_s):
-                if (stream := self._stream(request_id)) is not None:
+                if (stream := self._stream(node, request_id)) is not None:
                     self._fail(stream, RequestRejected(reason, status=status, retry_after_s=retry_after_s))
             case Status():
                 node.take_status(message, now)
+                if node.peer.hello.role is Role.DECODE and not message.usable:
+                    node.peer.send(Peers(self._router.prefill_infos()))  # the last one may have been lost
                 for request_id in node.reconciler.on_status(message.last_seq_seen, message.open_ids):
                     self._lost(node, request_id)
             case Stats():
@@ -285,19 +293,20 @@ class NodeClient:
             case _:
                 self._acceptor.counters["messages_misplaced"] += 1
 
-    def _stream(self, request_id: int) -> _Stream | None:
+    def _stream(self, node: Node, request_id: int) -> _Stream | None:
         stream = self._streams.get(request_id)
-        if stream is None:
+        if stream is None or stream.node is not node:
             self._acceptor.counters["messages_late"] += 1
+            return None
         return stream
 
-    def _tokens(self, message: Tokens) -> None:
+    def _tokens(self, node: Node, message: Tokens) -> None:
         finishes = {finish.request_id: finish for finish in message.finished}
         at = 0
         for request_id, first, count in zip(message.request_ids, message.first, message.counts, strict=True):
             token_ids = tuple(message.token_ids[at : at + count])
             at += count
-            if (stream := self._stream(request_id)) is None:
+            if (stream := self._stream(node, request_id)) is None:
                 continue
             if first != stream.received:
                 stream.node.peer.send(Abort(request_id))
@@ -311,8 +320,8 @@ class NodeClient:
                 self._end(stream)
             stream.put(TokenEvent(token_ids, reason, timings))
 
-    def _refused(self, message: Refused) -> None:
-        if (stream := self._stream(message.request_id)) is not None:
+    def _refused(self, node: Node, message: Refused) -> None:
+        if (stream := self._stream(node, message.request_id)) is not None:
             self._fail(
                 stream,
                 RequestRejected(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -41,6 +42,7 @@ class PrefillNode:
             layout=engine.layout,
             capacity_tokens=engine.pool.num_pages * engine.layout.page_size,
             prefill_budget_tokens=engine.prefill_budget,
+            transfer=transfer,
         )
         self._endpoint = SenderEndpoint(self._context, listen, engine.pool, transfer, hello, epoch)
         self._scheduler: PrefillScheduler[TransferKey] = PrefillScheduler(
@@ -99,11 +101,11 @@ class PrefillNode:
         )
 
     def _stats(self) -> tuple[PageLedger, dict[str, int]]:
-        counters = self._endpoint.counters() | {
-            "steps": self._handoff.loop.num_launched,
-            "tokens_computed": self._scheduler.tokens_computed,
-        }
-        return self._scheduler.ledger(), counters
+        counters = Counter(self._endpoint.counters())
+        counters.update(self._gateway.connector.counters)
+        counters["steps"] = self._handoff.loop.num_launched
+        counters["tokens_computed"] = self._scheduler.tokens_computed
+        return self._scheduler.ledger(), dict(counters)
 
 
 def run_prefill(

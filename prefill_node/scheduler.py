@@ -118,6 +118,8 @@ class PrefillScheduler(Generic[K]):
             return Rejection(400, f"a prompt of {prompt_len} tokens; the model takes {self.context_length}")
         if min(prefill.prompt_ids) < 0 or max(prefill.prompt_ids) >= self.vocab_size:
             return Rejection(400, f"a token id is not below the vocabulary size, {self.vocab_size}")
+        if max(prefill.sampling.stop_token_ids, default=0) >= self.vocab_size:
+            return Rejection(400, f"a stop token id is not below the vocabulary size, {self.vocab_size}")
         if num_pages > self.num_pages:
             return Rejection(400, f"a prompt of {num_pages} pages; the prefill node has {self.num_pages}")
         if len(prefill.page_ids) != num_pages:

@@ -15,8 +15,9 @@ import zmq
 
 from common.codec import Header, IntArray
 from common.config import TransferConfig
-from common.errors import LocalProtocolError, RemoteProtocolError
+from common.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from common.kv.pool import KVPool
+from common.link import mismatch
 from common.messages import (
     Chunk,
     Commit,
@@ -40,6 +41,17 @@ from transfer.planes.frames import FramesReceiver
 log = logging.getLogger("baton.transfer")
 
 MEBIBYTE = 1 << 20
+COUNTERS = (
+    "transfers_started",
+    "transfers_done",
+    "transfers_failed",
+    "transfers_aborted",
+    "pages_received",
+    "chunks_broken",
+    "messages_late",
+    "messages_misplaced",
+    "peers_unusable",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +121,7 @@ class ReceiverEndpoint:
         self._next_id = 1
         self._turn = 0
         self._outputs: list[ReceiverOutput] = []
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     # Which prefill nodes there are --------------------------------------------------------------------------
 
@@ -120,8 +132,13 @@ class ReceiverEndpoint:
             if wanted.get(node_id) != node.info:
                 self._drop(node, "the gateway no longer lists it", now)
         for node_id, info in wanted.items():
-            if node_id not in self._nodes:
+            if node_id in self._nodes:
+                continue
+            try:
                 self._nodes[node_id] = self._connect(info, now)
+            except ConfigError as error:  # an address that this process cannot use is not its end
+                self._counters["peers_unusable"] += 1
+                log.error("%s: prefill node %s: %s", self._local.node_id, node_id, error)
 
     def ready_nodes(self) -> list[str]:
         """Prefill nodes that can be given work, the next in turn first."""
@@ -132,10 +149,12 @@ class ReceiverEndpoint:
         """Prompt tokens granted to a prefill node and not yet computed there."""
         return sum(t.tokens_ahead for t in self._nodes[node_id].transfers.values())
 
-    def prefill_budget(self, node_id: str) -> int:
-        """The node's budget in tokens a batch, as it greeted with."""
+    def hello(self, node_id: str) -> Hello:
+        """What a node that is up greeted with."""
         peer = self._nodes[node_id].peer
-        return 0 if peer is None else peer.hello.prefill_budget_tokens
+        if peer is None:
+            raise LocalProtocolError(f"{node_id} is not up")
+        return peer.hello
 
     # Transfers ----------------------------------------------------------------------------------------------
 
@@ -226,8 +245,13 @@ class ReceiverEndpoint:
                 total_bytes=0 if node.plane is None else node.plane.limit_bytes(),
             )
 
+        def check(ours: Hello, theirs: Hello) -> str | None:
+            if theirs.node_id != info.node_id:
+                return f"{info.address} should be {info.node_id}, it is {theirs.node_id}"
+            return mismatch(ours, theirs)
+
         connector = Connector(
-            self._context, info.address, self._local, self._epoch, status, now=now, place=place
+            self._context, info.address, self._local, self._epoch, status, now=now, place=place, check=check
         )
         node = _PrefillNode(info, connector)
         return node

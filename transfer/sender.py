@@ -137,10 +137,13 @@ class Sender:
                 self._pages_posted += num_pages
                 return self._commit_if_complete()
             case FirstToken():
+                self._step(SenderEvent.FIRST_TOKEN)
+                if self._first_token is not None:
+                    raise LocalProtocolError("a second first token")
                 self._first_token = input_
                 return self._commit_if_complete()
             case Reject(status, reason):
-                self._step(SenderEvent.FAIL)
+                self._step(SenderEvent.REJECT)
                 return (Send(Rejected(self.transfer_id, status, reason)), Ended())
             case Fail(status, reason):
                 return self._stop(SenderEvent.FAIL, Failed(self.transfer_id, status, reason))

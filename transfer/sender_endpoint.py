@@ -28,6 +28,15 @@ from transfer.states import SenderState
 log = logging.getLogger("baton.transfer")
 
 REMEMBERED_ABORTS = 4096
+COUNTERS = (
+    "transfers_started",
+    "transfers_rejected",
+    "transfers_aborted",
+    "aborts_before_request",
+    "pages_sent",
+    "messages_duplicate",
+    "messages_misplaced",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +100,7 @@ class SenderEndpoint:
         self._acceptor = Acceptor(context, address, local, epoch, self._status)
         self._nodes: dict[int, _DecodeNode] = {}  # by epoch
         self._outputs: list[SenderOutput] = []
-        self._counters: Counter[str] = Counter()
+        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
     @property
     def address(self) -> str:
@@ -151,13 +160,11 @@ class SenderEndpoint:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def num_open(self) -> int:
-        """Transfers that are not over."""
-        return sum(len(node.transfers) for node in self._nodes.values())
-
     def counters(self) -> dict[str, int]:
         """Counts since start, by name."""
-        return dict(self._counters + self._acceptor.counters)
+        total = Counter(self._counters)
+        total.update(self._acceptor.counters)
+        return dict(total)
 
     def close(self) -> None:
         """Close all links."""

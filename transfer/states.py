@@ -62,6 +62,8 @@ class SenderEvent(Enum):
     COMPLETE = auto()  # the last thing that was missing (pages or first token) is there
     ABORT = auto()  # D gives up
     LOST = auto()  # D is gone, or its Status does not know the transfer
+    FIRST_TOKEN = auto()  # the first token was sampled
+    REJECT = auto()  # we cannot take it at all
     FAIL = auto()  # we cannot go on
     QUIET = auto()  # nothing reads our pages any more
 
@@ -94,6 +96,7 @@ SENDER_TABLE: dict[tuple[SenderState, SenderEvent], SenderState] = {
     (P.QUEUED, PE.START): P.COMPUTING,
     (P.QUEUED, PE.ABORT): P.CLOSED,
     (P.QUEUED, PE.LOST): P.CLOSED,
+    (P.QUEUED, PE.REJECT): P.CLOSED,
     (P.QUEUED, PE.FAIL): P.CLOSED,
     (P.COMPUTING, PE.CHUNK): P.COMPUTING,
     (P.COMPUTING, PE.LAST_CHUNK): P.SENDING,
@@ -102,11 +105,13 @@ SENDER_TABLE: dict[tuple[SenderState, SenderEvent], SenderState] = {
     (P.COMPUTING, PE.LOST): P.QUIESCING,
     (P.COMPUTING, PE.FAIL): P.QUIESCING,
     (P.SENDING, PE.POSTED): P.SENDING,
+    (P.SENDING, PE.FIRST_TOKEN): P.SENDING,
     (P.SENDING, PE.COMPLETE): P.COMMITTED,
     (P.SENDING, PE.ABORT): P.QUIESCING,
     (P.SENDING, PE.LOST): P.QUIESCING,
     (P.SENDING, PE.FAIL): P.QUIESCING,
     (P.QUIESCING, PE.POSTED): P.QUIESCING,
+    (P.QUIESCING, PE.FIRST_TOKEN): P.QUIESCING,
     (P.QUIESCING, PE.ABORT): P.QUIESCING,
     (P.QUIESCING, PE.LOST): P.QUIESCING,
     (P.QUIESCING, PE.FAIL): P.QUIESCING,

@@ -61,7 +61,7 @@ def load_engine(folder: Path, model: ModelConfig, config: EngineConfig) -> Engin
     budget = resolve_prefill_budget(config)
     spec = load_spec(folder)
     dtype = resolve_dtype(model.dtype, spec)
-    device = torch.device("cpu")
+    device = torch.device("cpu" if config.device == "auto" else config.device)
     layout = spec.kv_layout(config.page_size, dtype)
     num_pages = config.kv_pages or default_num_pages(layout, available_memory_bytes())
     pool = KVPool(layout, num_pages, device)

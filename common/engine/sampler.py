@@ -88,15 +88,15 @@ def _keep(probs: Tensor, inputs: SamplingInputs) -> Tensor:
 
 def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     """Draw a token a row: logits [samples, vocab] f32 -> [samples] i64. Changes `logits`."""
-    logits.index_put_(
-        (inputs.banned_rows, inputs.banned_ids), torch.tensor(float("-inf"), device=logits.device)
-    )
+    if inputs.banned_ids.numel():
+        logits.index_put_((inputs.banned_rows, inputs.banned_ids), logits.new_full((), float("-inf")))
     greedy = logits.argmax(-1)
     if inputs.all_greedy:
         return greedy
     is_greedy = inputs.temperature == 0
     temperature = torch.where(is_greedy, 1.0, inputs.temperature).unsqueeze(-1)
-    probs = torch.softmax(logits / temperature, dim=-1)
+    # The maximum goes first: divided by a temperature near 0 it would be infinite, and every weight NaN.
+    probs = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
     weights = probs.double()
     if inputs.filters:
         weights = torch.where(_keep(probs, inputs), weights, 0.0)
@@ -104,4 +104,6 @@ def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
     target = inputs.uniform.unsqueeze(-1) * cumulative[:, -1:]
     # The first token whose cumulative weight passes the target; it has weight itself.
     drawn = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    # Only NaN logits (a broken model) get past the end; a token id that is none would end the process.
+    drawn.clamp_(max=logits.shape[-1] - 1)
     return torch.where(is_greedy, greedy, drawn)

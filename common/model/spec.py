@@ -62,6 +62,8 @@ def load_spec(folder: Path) -> ModelSpec:
         "dtype": _dtype(config),
         "eos_token_ids": _token_ids(config.get("eos_token_id") if eos is None else eos),
     }
+    # An id past the vocabulary is never drawn, and must not be looked up either.
+    facts["eos_token_ids"] = tuple(token for token in facts["eos_token_ids"] if token < facts["vocab_size"])
     return ModelSpec(**facts, fingerprint=fingerprint(facts, read_entries(folder)))
 
 

@@ -120,3 +120,12 @@ def test_stop_tokens_are_not_drawn_before_min_tokens() -> None:
     with torch.inference_mode():
         tokens = sample(logits, resolve_sampling(rows, (0,), CPU)).tolist()
     assert tokens == [2, 0, 0]
+
+
+def test_a_temperature_near_zero_is_greedy_and_no_other_logit_leads_past_the_vocabulary() -> None:
+    logits = torch.tensor([[1.0, 5.0, 3.0], [2.0, 2.0, 1.0]])
+    cold = [SamplingParams(max_tokens=1, temperature=1e-300, seed=seed) for seed in (1, 2)]
+    assert draw(logits, cold, [3, 4])[0] == 1
+    broken = torch.full((1, 3), float("nan"))
+    (token,) = draw(broken, [SamplingParams(max_tokens=1, temperature=1.0, seed=1)], [0])
+    assert 0 <= token < 3

@@ -19,7 +19,8 @@ from decode_node.scheduler import DecodeScheduler
 
 LAYOUT = KVLayout(layers=1, page_size=4, kv_heads=1, head_dim=8, dtype="float32")
 EOS = 0
-IDLE = (PrefillLoad("p0", 0, 8),)
+STOP = FinishReason.STOP
+IDLE = (PrefillLoad("p0", 0, 8, 64),)
 
 
 def scheduler(**changes: Any) -> DecodeScheduler:
@@ -39,23 +40,23 @@ def scheduler(**changes: Any) -> DecodeScheduler:
 
 
 def submit(
-    s: DecodeScheduler, request_id: int, prompt_len: int = 5, can_prefill: bool = True, **sampling: Any
+    s: DecodeScheduler, request_id: int, prompt_len: int = 5, longest_prompt: int | None = 64, **sampling: Any
 ) -> RequestKey:
     key = RequestKey(1, request_id)
     params = SamplingParams(**{"max_tokens": 4, "temperature": 0.0, **sampling})
-    s.submit(key, Submit(request_id, params, int32s([5] * prompt_len)), 0.0, can_prefill=can_prefill)
+    s.submit(key, Submit(request_id, params, int32s([5] * prompt_len)), 0.0, longest_prompt=longest_prompt)
     return key
 
 
-def commit(transfer_id: int, token: int) -> Commit:
-    return Commit(transfer_id, 2, 1.0, 2.0, (Choice(token, None),))
+def commit(transfer_id: int, token: int, finish: FinishReason | None = None) -> Commit:
+    return Commit(transfer_id, 2, 1.0, 2.0, (Choice(token, finish),))
 
 
-def arrive(s: DecodeScheduler, transfer_id: int, token: int = 9) -> None:
+def arrive(s: DecodeScheduler, transfer_id: int, token: int = 9, finish: FinishReason | None = None) -> None:
     grant = s.admit(IDLE)
     assert grant is not None
     s.granted(grant.entry, transfer_id, 1.0)
-    s.transfer_done(transfer_id, commit(transfer_id, token), 2.0)
+    s.transfer_done(transfer_id, commit(transfer_id, token, finish), 2.0)
 
 
 def prebuild(s: DecodeScheduler) -> None:
@@ -98,7 +99,7 @@ def test_a_first_token_that_ends_the_request_is_never_decoded(
 ) -> None:
     s = scheduler()
     key = submit(s, 1, **sampling)
-    arrive(s, 7, token)
+    arrive(s, 7, token, finish)
     assert tokens_of(s, key) == [(0, token, finish)]
     assert s.take_prebuilt() is None
     assert s.ledger().free == 12
@@ -150,10 +151,19 @@ def test_refusals_name_what_is_wrong() -> None:
         submit(s, i)
     submit(s, 4)
     submit(s, 5, prompt_len=40, max_tokens=20)
-    submit(s, 6, can_prefill=False)
+    submit(s, 6, longest_prompt=None)
     submit(s, 7, prompt_len=0)
+    submit(s, 8, prompt_len=9, longest_prompt=8)
+    submit(s, 9, stop_token_ids=(100,))
     refused = [(o.key.request_id, o.status, o.param) for o in s.out if isinstance(o, RefusedOut)]
-    assert refused == [(4, 429, None), (5, 400, "max_tokens"), (6, 503, None), (7, 400, "prompt")]
+    assert refused == [
+        (4, 429, None),
+        (5, 400, "max_tokens"),
+        (6, 503, None),
+        (7, 400, "prompt"),
+        (8, 400, "prompt"),
+        (9, 400, "stop_token_ids"),
+    ]
     assert all(o.retry_after_s for o in s.out if isinstance(o, RefusedOut) and o.status in (429, 503))
 
 
@@ -176,6 +186,19 @@ def test_a_failed_transfer_is_tried_again_then_told() -> None:
         s.transfer_gave_out(attempt, 503, "gone", retryable=True, can_prefill=True)
     assert s.out == [FailedOut(key, 503, "gone", 1)]
     assert s.ledger().free == 12
+
+
+def test_what_is_tried_again_keeps_its_order() -> None:
+    s = scheduler(num_pages=40)
+    keys = [submit(s, i) for i in (1, 2, 3)]
+    for i in (1, 2):
+        grant = s.admit(IDLE)
+        assert grant is not None
+        s.granted(grant.entry, i, 0.0)
+    for i in (1, 2):
+        s.transfer_gave_out(i, 503, "gone", retryable=True, can_prefill=True)
+    grants = [s.admit(IDLE) for _ in keys]
+    assert [grant.entry.key for grant in grants if grant is not None] == keys
 
 
 def test_a_transfer_that_was_refused_for_good_is_not_tried_again() -> None:
@@ -218,11 +241,12 @@ def test_colocated_prompts_and_decoding_take_turns() -> None:
 
 
 def test_a_prefill_node_is_not_buried() -> None:
-    busy, free = PrefillLoad("a", 16, 8), PrefillLoad("b", 0, 8)
+    busy, free = PrefillLoad("a", 16, 8, 200), PrefillLoad("b", 0, 8, 200)
     assert choose_prefill_node([busy, free], 100) == "b"
     assert choose_prefill_node([busy], 1) is None
-    assert choose_prefill_node([PrefillLoad("a", 10, 8)], 6) == "a"
+    assert choose_prefill_node([PrefillLoad("a", 10, 8, 200)], 6) == "a"
     assert choose_prefill_node([], 1) is None
+    assert choose_prefill_node([PrefillLoad("small", 0, 8, 50), free], 100) == "b"
 
 
 class DecodeLife(RuleBasedStateMachine):
@@ -265,7 +289,9 @@ class DecodeLife(RuleBasedStateMachine):
     def arrive(self, data: st.DataObject, eos: bool) -> None:
         transfer_id = data.draw(st.sampled_from(sorted(self.transfers)))
         del self.transfers[transfer_id]
-        self.s.transfer_done(transfer_id, commit(transfer_id, EOS if eos else self.token()), 0.0)
+        self.s.transfer_done(
+            transfer_id, commit(transfer_id, EOS, STOP) if eos else commit(transfer_id, self.token()), 0.0
+        )
 
     @precondition(lambda self: self.transfers)
     @rule(data=st.data(), retryable=st.booleans())

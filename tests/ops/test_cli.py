@@ -152,7 +152,8 @@ def values_of(config: type[Any]) -> st.SearchStrategy[Any]:
             drawn[f.name] = st.sampled_from(f.metadata["choices"])
         elif value_type(config, f.name) is int:
             low = f.metadata["minimum"] or 0
-            drawn[f.name] = st.just(f.default) | st.integers(low, 2**40)
+            high = f.metadata["maximum"] or 2**40
+            drawn[f.name] = st.just(f.default) | st.integers(low, high)
         else:
             drawn[f.name] = st.just(f.default) | st.text(
                 st.characters(codec="ascii", exclude_categories=["C"])

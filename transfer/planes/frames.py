@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from common.codec import MAX_FRAME_BYTES, Buffer, Header
+from common.codec import MAX_FRAME_BYTES, MAX_FRAMES, Buffer, Header
 from common.errors import RemoteProtocolError
 from common.kv.checksum import page_checksums
 from common.kv.pool import KVPool
@@ -32,7 +32,8 @@ def _cut(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> tuple[memoryview, 
 
 def pages_per_message(page_bytes: int) -> int:
     """Pages in one Chunk at the most."""
-    return max(1, MAX_FRAME_BYTES // page_bytes)
+    # A Chunk has room for MAX_FRAMES checksums.
+    return min(MAX_FRAMES, max(1, MAX_FRAME_BYTES // page_bytes))
 
 
 @dataclass(frozen=True, slots=True)
