@@ -6,6 +6,7 @@ without a model load neither torch nor the HTTP stack, and a prefill node sets i
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
@@ -238,18 +239,29 @@ def _joined(values: dict[str, Any]) -> NodeConfig:
     node = pick(NodeConfig, values)
     if not node.join:
         raise ConfigError("--join ADDRESS is missing: the address that `baton gateway` printed")
+    from common.sockets import check_address
+
+    for address in (node.join, node.listen):
+        if address is not None:
+            check_address(address)
     return node
 
 
 @baton.command(hidden=True)
 @takes_model
-@options(LogConfig, ChildConfig)
+@options(EngineConfig, LogConfig, ChildConfig)
 def prepare(**values: Any) -> None:
-    """Make a model ready and tell `baton serve` where it lies."""
+    """Make a model ready, check what can be checked without torch, and tell `baton serve` where it lies."""
     lifeline = _begin_process(values)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
-        lifeline.ready(folder=str(_resolve(values)))
+        from common.engine.chunking import resolve_prefill_budget
+        from common.model.spec import load_spec
+
+        resolve_prefill_budget(pick(EngineConfig, values))
+        folder = _resolve(values)
+        load_spec(folder)
+        lifeline.ready(folder=str(folder))
     finally:
         lifeline.close()
 
@@ -277,7 +289,15 @@ def main() -> NoReturn:
         _fail(str(error), 2)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    sys.exit(status)
+    _end(status)
+
+
+def _end(status: Any) -> NoReturn:
+    """End without tearing the interpreter down: with torch and transformers loaded that takes seconds."""
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(status if isinstance(status, int) else 0)
 
 
 if __name__ == "__main__":

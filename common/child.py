@@ -36,6 +36,7 @@ class ChildSpec:
     argv: tuple[str, ...]
     operands: tuple[str, ...] = ()
     is_job: bool = False
+    ends_first: bool = False
 
 
 class Child:

@@ -11,7 +11,7 @@ import logging
 import os
 import selectors
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -143,13 +143,14 @@ class Children:
             self._selector.unregister(fd)
 
     def _shutdown(self) -> None:
-        """SIGTERM to all, a grace, SIGKILL to what is left."""
+        """SIGTERM to all, a grace, SIGKILL to what is left.
+
+        The one that clients see goes first: it would tell them, and the log, that the others died.
+        """
         self._is_closing = True
-        for child in self._running:
-            child.terminate()
         deadline = time.monotonic() + GRACE_S
-        while self._running and not self._is_hurried and time.monotonic() < deadline:
-            self.wait(deadline)
+        self._end([child for child in self._running if child.spec.ends_first], deadline - GRACE_S / 2)
+        self._end(list(self._running), deadline)
         for child in self._running:
             child.kill()
         deadline = time.monotonic() + KILL_S
@@ -157,6 +158,12 @@ class Children:
             self.wait(deadline)
         for child in self._running:
             log.error("%s (process %d) does not end", child.spec.name, child.pid)
+
+    def _end(self, children: Sequence[Child], deadline: float) -> None:
+        for child in children:
+            child.terminate()
+        while not self._running.isdisjoint(children) and not self._is_hurried and time.monotonic() < deadline:
+            self.wait(deadline)
 
 
 def _bind(handler: Callable[[Child], None], child: Child) -> Callable[[], None]:

@@ -169,7 +169,10 @@ def mismatch(ours: Hello, theirs: Hello) -> str | None:
     if {ours.role, theirs.role} not in LINKED_ROLES:
         return f"a {ours.role.value} node at {ours.node_id}, a {theirs.role.value} node at {theirs.node_id}"
     if ours.model != theirs.model:
-        return f"model {ours.model} at {ours.node_id}, {theirs.model} at {theirs.node_id}"
+        return (
+            f"model {ours.model[:12]} at {ours.node_id}, {theirs.model[:12]} at {theirs.node_id}: "
+            "start both with the same MODEL"
+        )
     if ours.layout is None or theirs.layout is None:
         return None
     for name in ("page_size", "dtype", "layers", "kv_heads", "head_dim"):

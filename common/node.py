@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
 import time
@@ -17,9 +18,11 @@ from common.host import this_process
 from common.kv.layout import KVLayout
 from common.lifeline import Lifeline
 from common.messages import Hello, PageLedger, Role, Stats, StatsRequest, Status
-from common.peering import Connector, PeerEvent, PeerMessage, new_epoch
+from common.peering import Connector, PeerEvent, PeerMessage, PeerUp, new_epoch
 from common.sockets import Pollable, wait
 from common.stop_signals import StopSignals
+
+log = logging.getLogger("baton.node")
 
 ALIVE_EVERY_S = 1.0
 PLANES = ("frames",)
@@ -97,6 +100,7 @@ class GatewayLink:
         stats: Callable[[], tuple[PageLedger, dict[str, int]]],
         now: float,
     ) -> None:
+        log.info("joining the gateway at %s", address)
         self._stats = stats
         self._status_of = status_of
         self.connector = Connector(
@@ -105,12 +109,15 @@ class GatewayLink:
 
     def poll(self, now: float) -> list[PeerEvent]:
         """Read all messages; returns what is the node's own business."""
-        events = []
+        events: list[PeerEvent] = []
         for event in self.connector.poll(now):
             match event:
                 case PeerMessage(peer, StatsRequest(query_id)):
                     ledger, counters = self._stats()
                     peer.send(Stats(query_id, ledger, counters))
+                case PeerUp(peer):
+                    log.info("joined %s", peer.node_id)
+                    events.append(event)
                 case _:
                     events.append(event)
         return events

@@ -195,7 +195,7 @@ class _Peering:
     def _down(self, session: _Session, reason: str, now: float) -> None:
         session.close()
         if session.peer is not None:
-            log.warning("%s: link to %s is down: %s", self.local.node_id, session.peer.node_id, reason)
+            log.info("%s: link to %s is down: %s", self.local.node_id, session.peer.node_id, reason)
             self._events.append(PeerDown(session.peer, reason))
         self._lost(session, reason, now)
 

@@ -106,7 +106,7 @@ def plan_services(config: ServeConfig, launch: Launch, folder: str, run_dir: Pat
 
     def child(name: str, role: str, *configs: object) -> ChildSpec:
         argv = (*launch.command, role, folder, *to_argv(model, *configs, config.log))
-        return ChildSpec(name, role, argv)
+        return ChildSpec(name, role, argv, ends_first=role == GATEWAY)
 
     def node(name: str, listen: str | None = None) -> NodeConfig:
         return NodeConfig(join=join, listen=listen, node_id=name)
@@ -132,7 +132,8 @@ def base_url(host: str, port: int) -> str:
 
 def banner(model_name: str, url: str) -> str:
     """Return what a person needs to use the server, with a command that works as pasted."""
-    body = {"model": model_name, "messages": [{"role": "user", "content": "What is a relay race?"}]}
+    messages = [{"role": "user", "content": "What is a relay race?"}]
+    body = {"model": model_name, "messages": messages, "max_tokens": 64, "temperature": 0}
     return (
         f"\nBaton serves {model_name} at {url}\n\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
@@ -148,7 +149,7 @@ def _exit_status(job: Job) -> int:
 def _make_model_ready(supervisor: Supervisor, config: ServeConfig, launch: Launch) -> str | int:
     """Return the model's folder, or the exit status of the process that could not make it ready."""
     cache = () if launch.cache is None else ("--cache", str(launch.cache))
-    argv = (*launch.command, "prepare", *cache, *to_argv(config.log))
+    argv = (*launch.command, "prepare", *cache, *to_argv(config.engine, config.log))
     end = supervisor.run_job(ChildSpec("prepare", "prepare", argv, ("--", config.model.model), is_job=True))
     if end.status != 0:
         return _exit_status(end)
@@ -156,7 +157,18 @@ def _make_model_ready(supervisor: Supervisor, config: ServeConfig, launch: Launc
 
 
 def _ask(supervisor: Supervisor, launch: Launch, url: str, question: str) -> int:
-    argv = (*launch.command, "generate", "--url", url, "--timings")
+    # Greedy: at temperature 1 a model of this size tells fairy tales.
+    argv = (
+        *launch.command,
+        "generate",
+        "--url",
+        url,
+        "--timings",
+        "--temperature",
+        "0",
+        "--max-tokens",
+        "128",
+    )
     spec = ChildSpec("generate", "generate", argv, ("--", question), is_job=True)
     return _exit_status(supervisor.run_job(spec))
 

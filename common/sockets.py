@@ -74,7 +74,7 @@ class FrameSocket:
                 self._socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
-            raise ConfigError(f"cannot use address {address}: {error}") from None
+            raise ConfigError(f"cannot use address {address}: {error.strerror}") from None
         self.address = self._socket.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
 
     @classmethod

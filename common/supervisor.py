@@ -25,14 +25,17 @@ from common.restart import Due, Phase, RestartPolicy
 log = logging.getLogger("baton.supervisor")
 
 GATEWAY = "gateway"
+SET_UP_STATUS = 2
 
 
 class ChildFailed(Exception):
     """A process ended before it was ever ready; the text is for the user, and ends with its last words."""
 
     def __init__(self, text: str, tail: Sequence[str], status: int) -> None:
-        said = "; it said last:" if tail else ""
-        super().__init__(text + said + "".join(f"\n    {line}" for line in tail))
+        # Status 2: its own complaint about the set-up, one line, was shown as it came.
+        lines = () if status == SET_UP_STATUS else tail
+        said = "; it said last:" if lines else ""
+        super().__init__(text + said + "".join(f"\n    {line}" for line in lines))
         self.status = status
 
 

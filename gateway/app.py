@@ -121,6 +121,14 @@ def _add_generation(app: FastAPI, endpoint: Endpoint, handler: Handler) -> None:
     )
 
 
+def _add_get(
+    app: FastAPI, path: str, handler: Handler, responses: dict[int | str, dict[str, Any]] | None = None
+) -> None:
+    app.add_api_route(path, handler, response_model=None, responses=responses)
+    # Load balancers ask with HEAD.
+    app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+
 def build_app(
     nodes: Nodes, text: TextPipeline, config: GatewayConfig, model_name: str, limits: ModelLimits
 ) -> FastAPI:
@@ -132,13 +140,13 @@ def build_app(
     _add_generation(app, COMPLETIONS, routes.completions)
     _add_generation(app, CHAT, routes.chat)
     missing: dict[int | str, dict[str, Any]] = {404: _ERRORS[404]}
-    app.add_api_route("/v1/models", routes.models, response_model=None)
-    app.add_api_route("/v1/models/{model:path}", routes.model, response_model=None, responses=missing)
     unavailable: dict[int | str, dict[str, Any]] = {503: {"description": "Not now; see Retry-After."}}
-    app.add_api_route("/health", routes.health, response_model=None, responses=unavailable)
-    app.add_api_route("/ready", routes.ready, response_model=None, responses=unavailable)
-    app.add_api_route("/metrics", routes.metrics, response_model=None)
-    app.add_api_route("/debug/kv", routes.debug_kv, response_model=None)
+    _add_get(app, "/v1/models", routes.models)
+    _add_get(app, "/v1/models/{model:path}", routes.model, missing)
+    _add_get(app, "/health", routes.health, unavailable)
+    _add_get(app, "/ready", routes.ready, unavailable)
+    _add_get(app, "/metrics", routes.metrics)
+    _add_get(app, "/debug/kv", routes.debug_kv)
     app.add_exception_handler(RequestRejected, _on_rejected)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_exception)
@@ -156,6 +164,6 @@ def build_server(app: FastAPI) -> uvicorn.Server:
             access_log=False,
             log_config=None,
             server_header=False,
-            timeout_graceful_shutdown=2,
+            timeout_graceful_shutdown=1,
         )
     )

@@ -20,7 +20,7 @@ from gateway.openai_api import (
 from gateway.text import TextPipeline
 
 Json = dict[str, Any]
-Encode = Callable[[TextPipeline], list[list[int]]]  # blocks: it tokenizes
+Encode = Callable[[TextPipeline, int], list[list[int]]]  # with the context length; blocks: it tokenizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +42,10 @@ class Endpoint:
 def _read_completion(body: Json) -> tuple[GenerationRequest, Encode]:
     request = parse_completion(body)
 
-    def encode(text: TextPipeline) -> list[list[int]]:
+    def encode(text: TextPipeline, context_length: int) -> list[list[int]]:
         # The four forms don't mix: all are texts or all are ids.
         texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
+        text.check_length(texts, context_length, "prompt")
         ids = [prompt for prompt in request.prompt if not isinstance(prompt, str)]
         return ids or text.encode(texts, special_tokens=True)
 
@@ -54,10 +55,12 @@ def _read_completion(body: Json) -> tuple[GenerationRequest, Encode]:
 def _read_chat(body: Json) -> tuple[GenerationRequest, Encode]:
     request = parse_chat(body)
 
-    def encode(text: TextPipeline) -> list[list[int]]:
+    def encode(text: TextPipeline, context_length: int) -> list[list[int]]:
         messages = [message.model_dump(exclude_none=True) for message in request.messages]
         # The template writes the special tokens itself.
-        return text.encode([text.render_chat(messages)], special_tokens=False)
+        chat = text.render_chat(messages)
+        text.check_length([chat], context_length, "messages")
+        return text.encode([chat], special_tokens=False)
 
     return request, encode
 

@@ -38,7 +38,7 @@ from gateway.rendering import Renderer
 from gateway.reply import Reply
 from gateway.text import TextPipeline
 
-logger = logging.getLogger(__name__)
+logger = logging.getLogger("baton.gateway")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class GenerationCall(Response):
             outcome = Outcome.CLIENT_GONE
         except RequestRejected as error:
             outcome = Outcome.FAILED if error.status >= 500 else Outcome.REJECTED
-            logger.warning("%s failed: %d %s", self._id, error.status, error.message)
+            # A client's mistake is counted; it is no news for whoever runs the server.
+            level = logging.WARNING if error.status >= 500 else logging.DEBUG
+            logger.log(level, "%s failed: %d %s", self._id, error.status, error.message)
             await reply.fail(error)
         except Exception:  # the top of a request: our own bug must not take others with it
             logger.exception("%s failed", self._id)
@@ -92,7 +94,7 @@ class GenerationCall(Response):
         service = self._service
         request, encode = self._endpoint.parse(parse_object(body))
         check_model(request.model, service.model_name)
-        ids = await asyncio.to_thread(encode, service.text)
+        ids = await asyncio.to_thread(encode, service.text, service.limits.context_length)
         prompts = check_prompts(
             request, ids, self._endpoint.prompt_param, service.limits, service.nodes.capacity_tokens()
         )

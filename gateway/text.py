@@ -5,17 +5,20 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import TemplateError
+from jinja2.exceptions import TemplateError, TemplateSyntaxError
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer
 
 from common.errors import ConfigError, RequestRejected
 from gateway.detokenizer import Detokenizer
 from gateway.errors import clipped
+
+LONG_TEXT_CHARS = 1 << 18
 
 
 class TextPipeline:
@@ -37,6 +40,8 @@ class TextPipeline:
         backend.no_padding()
         self._tokenizer = tokenizer
         self._backend = backend
+        self._longest_token_bytes = max((len(token.encode()) for token in backend.get_vocab()), default=1)
+        self._one_long_text = threading.Lock()
         self._silent_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
@@ -48,14 +53,53 @@ class TextPipeline:
         Raises:
             ConfigError: there is no tokenizer in it.
         """
+        if not (folder / "tokenizer.json").exists():
+            raise ConfigError(f"{folder} has no tokenizer.json")
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        except (OSError, ValueError) as error:
-            raise ConfigError(f"{folder}: no tokenizer: {str(error).splitlines()[0]}") from None
-        return cls(tokenizer)
+        except Exception as error:  # whatever a broken file makes of it
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise ConfigError(f"the tokenizer in {folder} cannot be read: {clipped(reason)}") from None
+        pipeline = cls(tokenizer)
+        pipeline.check_template(folder)
+        return pipeline
+
+    def check_template(self, folder: Path) -> None:
+        """Find a broken chat template at the start, not at the first chat.
+
+        Raises:
+            ConfigError: it does not compile.
+        """
+        try:
+            if self._tokenizer.chat_template:
+                self._tokenizer.apply_chat_template([{"role": "user", "content": "hi"}], tokenize=False)
+        except TemplateSyntaxError as error:
+            raise ConfigError(f"the chat template in {folder} is broken: {error}") from None
+        except (TemplateError, TypeError, ValueError):
+            pass  # it does not like this chat; it may like another
+
+    def check_length(self, texts: Sequence[str], context_length: int, param: str) -> None:
+        """Refuse what is longer than the context whatever its tokens are, before time is spent on it.
+
+        Raises:
+            RequestRejected: a text of more bytes than `context_length` of the longest tokens have.
+        """
+        most = context_length * self._longest_token_bytes
+        if any(len(text) > most or len(text.encode()) > most for text in texts):
+            raise RequestRejected(
+                f"a text of more than {most} bytes cannot fit the model's context of {context_length} tokens",
+                code="context_length_exceeded",
+                param=param,
+            )
 
     def encode(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
         """Tokenize; `special_tokens` adds those that the model puts around a plain text (BOS)."""
+        if sum(len(text) for text in texts) > LONG_TEXT_CHARS:
+            with self._one_long_text:  # it takes some hundred times its size in memory
+                return self._encode(texts, special_tokens)
+        return self._encode(texts, special_tokens)
+
+    def _encode(self, texts: Sequence[str], special_tokens: bool) -> list[list[int]]:
         # encode_batch, for one text too: it lets go of the interpreter while it works.
         return [e.ids for e in self._backend.encode_batch(texts, add_special_tokens=special_tokens)]
 

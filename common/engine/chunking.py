@@ -9,7 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from common.config import EngineConfig
+from common.errors import ConfigError
 from common.request import Request
+
+CPU_PREFILL_BUDGET = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +63,19 @@ def advance(chunks: Iterable[ChunkPlan]) -> None:
         chunk.request.computed_len = chunk.end
         if chunk.is_last:
             chunk.request.num_sampled += 1
+
+
+def resolve_prefill_budget(config: EngineConfig) -> int:
+    """Tokens in one EXTEND batch.
+
+    Raises:
+        ConfigError: a budget below the page size: no chunk could end on a page boundary.
+    """
+    if config.prefill_budget is None:
+        return max(CPU_PREFILL_BUDGET, config.page_size)
+    if config.prefill_budget < config.page_size:
+        raise ConfigError(
+            f"--prefill-budget {config.prefill_budget} is below --page-size {config.page_size}: "
+            "a chunk must hold a page"
+        )
+    return config.prefill_budget

@@ -10,16 +10,14 @@ from pathlib import Path
 import torch
 
 from common.config import EngineConfig, ModelConfig
+from common.engine.chunking import resolve_prefill_budget
 from common.engine.model_runner import ModelRunner
-from common.errors import ConfigError
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool, available_memory_bytes, default_num_pages
 from common.model.decoder import load_decoder
 from common.model.spec import ModelSpec, load_spec, resolve_dtype
 
 log = logging.getLogger("baton.engine")
-
-CPU_PREFILL_BUDGET = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,22 +31,6 @@ class Engine:
     num_rows: int
     prefill_budget: int  # tokens a batch
     overlap: bool
-
-
-def resolve_prefill_budget(config: EngineConfig) -> int:
-    """Tokens in one EXTEND batch.
-
-    Raises:
-        ConfigError: a budget below the page size: no chunk could end on a page boundary.
-    """
-    if config.prefill_budget is None:
-        return max(CPU_PREFILL_BUDGET, config.page_size)
-    if config.prefill_budget < config.page_size:
-        raise ConfigError(
-            f"--prefill-budget {config.prefill_budget} is below --page-size {config.page_size}: "
-            "a chunk must hold a page"
-        )
-    return config.prefill_budget
 
 
 def load_engine(folder: Path, model: ModelConfig, config: EngineConfig) -> Engine:

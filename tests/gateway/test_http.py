@@ -276,3 +276,22 @@ def test_openapi_page_is_true_to_the_errors(client: httpx.Client) -> None:
     assert "HTTPValidationError" not in json.dumps(page)
     properties = page["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert "prompt" in properties["schema"]["properties"]
+
+
+def test_head_is_answered_as_get_without_a_body(server: LiveServer) -> None:
+    for path in ("/health", "/ready", "/v1/models"):
+        response = httpx.head(server.url + path)
+        assert response.status_code == 200
+        assert response.content == b""
+
+
+def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenized(server: LiveServer) -> None:
+    for path, body in (
+        ("completions", {"prompt": "a " * 300_000}),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a " * 300_000}]}),
+    ):
+        response = httpx.post(f"{server.url}/v1/{path}", json={"model": MODEL, **body})
+        assert response.status_code == 400
+        error = response.json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", next(iter(body)))
+        assert "bytes" in error["message"]
