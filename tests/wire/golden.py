@@ -1,0 +1,123 @@
+"""One fixed instance of every message, and the bytes that it has on the wire.
+
+`python -m tests.wire.golden` writes tests/golden/messages.json anew. That is legitimate in two cases only:
+a message was added, or PROTOCOL_VERSION was raised in the same commit. Else two processes of different
+commits would no longer understand each other, and would not know it.
+"""
+
+from __future__ import annotations
+
+import json
+from array import array
+from pathlib import Path
+from typing import Any
+
+from common.codec import PROTOCOL_VERSION, Envelope
+from common.kv.layout import KVLayout
+from common.messages import (
+    CODEC,
+    Abort,
+    Choice,
+    Chunk,
+    Commit,
+    Credit,
+    Failed,
+    Finish,
+    Hello,
+    HelloAck,
+    HostIdentity,
+    PageLedger,
+    PeerInfo,
+    Peers,
+    Prefill,
+    Quiesced,
+    Refused,
+    Rejected,
+    Role,
+    Stats,
+    StatsRequest,
+    Status,
+    Submit,
+    Timings,
+    Tokens,
+    int32s,
+)
+from common.request import FinishReason, SamplingParams
+
+GOLDEN = Path(__file__).parent.parent / "golden" / "messages.json"
+EPOCH = 0x0123456789ABCDEF
+SEQ = 258
+
+_HELLO = Hello(
+    node_id="prefill-0",
+    role=Role.PREFILL,
+    host=HostIdentity("6f1c0f6e-0d0c-4a58-9f0e-3d2f6c5b4a39", 4026531836, 4242, 987654),
+    model="sha256:5e884898",
+    layout=KVLayout(layers=30, page_size=16, kv_heads=3, head_dim=64, dtype="bfloat16"),
+    planes=("frames",),
+    verify_pages=True,
+    listen="ipc:///tmp/baton/prefill-0",
+    capacity_tokens=65536,
+    prefill_budget_tokens=128,
+)
+_SAMPLING = SamplingParams(
+    max_tokens=64,
+    temperature=0.75,
+    top_k=40,
+    top_p=0.9,
+    min_p=0.05,
+    seed=2**64 - 1,
+    min_tokens=2,
+    stop_token_ids=(2, 49152),
+    ignore_eos=True,
+)
+
+INSTANCES: tuple[Any, ...] = (
+    _HELLO,
+    HelloAck(_HELLO, accepted=True, reason="", plane="frames"),
+    Status(
+        last_seq_seen=17, open_ids=(1, 2**40), queued=3, running=2, steps=99, usable=True, total_bytes=2**33
+    ),
+    Abort(7),
+    Failed(7, 503, "prefill-0: its process ended", retry_after_s=1),
+    Submit(7, _SAMPLING, int32s([1, 2, 3])),
+    Peers((PeerInfo("prefill-0", "ipc:///tmp/baton/prefill-0", EPOCH),)),
+    Tokens(
+        request_ids=(7, 8),
+        finished=(Finish(8, FinishReason.LENGTH, Timings(1.5, 20.25, 3.0, 16.5)),),
+        first=int32s([0, 5]),
+        counts=int32s([2, 1]),
+        token_ids=int32s([100, 101, 102]),
+    ),
+    Refused(7, 429, "the queue is full", code="overloaded", param=None, retry_after_s=2),
+    StatsRequest(5),
+    Stats(5, PageLedger(100, 90, 5, 0, 3, 2, 0), {"messages_late": 1, "transfers_done": 12}),
+    Prefill(9, _SAMPLING, int32s([1, 2, 3]), int32s([11, 12])),
+    Credit(2**26),
+    Rejected(9, 400, "the prompt is longer than the pool"),
+    Chunk(
+        transfer_id=9,
+        first_page=4,
+        num_pages=2,
+        total_bytes=8192,
+        checksums=tuple(array("Q", [2**64 - 1, 1])),
+        frames=(b"\x00\x01\x02\x03", b"\xff"),
+    ),
+    Commit(9, 6, 0.5, 12.25, (Choice(42, FinishReason.STOP), Choice(43, None))),
+    Quiesced(9),
+)
+
+
+def frames_of(message: Any) -> list[str]:
+    """The message's frames, each in hex."""
+    return [bytes(frame).hex() for frame in CODEC.encode(Envelope(EPOCH, SEQ, message))]
+
+
+def write() -> None:
+    """Write the file anew."""
+    messages = {type(message).__name__: frames_of(message) for message in INSTANCES}
+    GOLDEN.write_text(json.dumps({"version": PROTOCOL_VERSION, "messages": messages}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    write()

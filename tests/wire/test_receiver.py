@@ -1,0 +1,137 @@
+"""D's machine: every state meets every event, and what comes out of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from common.errors import RemoteProtocolError
+from common.messages import Abort, Choice, Chunk, Commit, Failed, Quiesced, Rejected
+from transfer import receiver as rx
+from transfer.receiver import Receiver
+from transfer.states import (
+    RECEIVER_TABLE,
+    ReceiverEvent,
+    ReceiverState,
+)
+
+ID, NUM_PAGES = 7, 2
+CHOICE = Choice(first_token=42, finish=None)
+COMMIT = Commit(ID, NUM_PAGES, 1.0, 2.0, (CHOICE,))
+R, RE = ReceiverState, ReceiverEvent
+
+
+def chunk(first_page: int, num_pages: int = 1) -> Chunk:
+    return Chunk(ID, first_page, num_pages, total_bytes=8, frames=(b"12345678",))
+
+
+RECEIVER_PATHS: dict[ReceiverState, tuple[rx.Input, ...]] = {
+    R.GRANTED: (),
+    R.RECEIVING: (chunk(0), chunk(1)),
+    R.DONE: (chunk(0), chunk(1), COMMIT),
+    R.ABORTING: (rx.GiveUp(),),
+    R.CLOSED: (rx.GiveUp(), Quiesced(ID)),
+    R.FAILED: (Failed(ID, 503, "no"),),
+}
+
+
+def receiver_in(state: ReceiverState) -> Receiver:
+    receiver = Receiver(ID, NUM_PAGES)
+    for input_ in RECEIVER_PATHS[state]:
+        receiver.handle(input_, 0.0)
+    assert receiver.state is state
+    return receiver
+
+
+def receiver_input(event: ReceiverEvent, receiver: Receiver) -> rx.Input:
+    match event:
+        case RE.CHUNK:
+            receiver.num_pages = receiver.pages_in + 1  # room for one more
+            return chunk(receiver.pages_in)
+        case RE.COMMIT:
+            receiver.num_pages = receiver.pages_in
+            return Commit(ID, receiver.num_pages, 1.0, 2.0, (CHOICE,))
+        case RE.BROKEN:
+            return rx.Broken("checksum")
+        case RE.ABORT:
+            return rx.GiveUp()
+        case RE.REFUSED:
+            return Failed(ID, 503, "no")
+        case RE.QUIESCED:
+            return Quiesced(ID)
+        case RE.LOST:
+            return rx.Lost("link down")
+        case RE.RETRY:
+            return rx.Tick()
+
+
+# The clock asks nobody but an aborting transfer, so that this never becomes an event.
+TICKS_IGNORED = {state for state in R if state is not R.ABORTING}
+
+
+@pytest.mark.parametrize("event", RE)
+@pytest.mark.parametrize("state", R)
+def test_receiver_steps_as_its_table_says(state: ReceiverState, event: ReceiverEvent) -> None:
+    receiver = receiver_in(state)
+    input_ = receiver_input(event, receiver)
+    if event is RE.RETRY and state in TICKS_IGNORED:
+        assert receiver.handle(input_, 1e9) == ()
+        assert (state, event) not in RECEIVER_TABLE
+    elif (state, event) in RECEIVER_TABLE:
+        receiver.handle(input_, 1e9)
+        assert receiver.state is RECEIVER_TABLE[state, event]
+    else:
+        with pytest.raises(RemoteProtocolError, match=f"while {state.name}"):
+            receiver.handle(input_, 1e9)
+        assert receiver.state is state
+
+
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        ((), chunk(1)),  # not the first
+        ((chunk(0),), chunk(0)),  # once more
+        ((chunk(0),), chunk(1, num_pages=2)),  # more than there are
+        ((), chunk(0, num_pages=3)),
+        ((), COMMIT),  # no pages in
+        ((chunk(0),), COMMIT),  # one missing
+        ((chunk(0), chunk(1)), Commit(ID, 1, 1.0, 2.0, (CHOICE,))),  # other counts
+        ((chunk(0), chunk(1)), Commit(ID, 2, 1.0, 2.0, ())),  # no first token
+        ((chunk(0), chunk(1)), Commit(ID, 2, 1.0, 2.0, (CHOICE, CHOICE))),
+    ],
+)
+def test_what_does_not_fit_ends_the_transfer_as_retryable(
+    path: tuple[rx.Input, ...], wrong: rx.Input
+) -> None:
+    receiver = Receiver(ID, NUM_PAGES)
+    for input_ in path:
+        receiver.handle(input_, 0.0)
+    abort, gave_out = receiver.handle(wrong, 5.0)
+    assert abort == rx.Send(Abort(ID))
+    assert isinstance(gave_out, rx.GaveOut)
+    assert (gave_out.status, gave_out.retryable) == (503, True)
+    assert receiver.state is R.ABORTING
+
+
+def test_an_abort_is_repeated_each_second_until_p_is_quiet() -> None:
+    receiver = receiver_in(R.GRANTED)
+    assert receiver.deadline() is None
+    assert receiver.handle(rx.GiveUp(), 10.0) == (rx.Send(Abort(ID)),)
+    assert receiver.deadline() == 11.0
+    assert receiver.handle(rx.Tick(), 10.9) == ()
+    assert receiver.handle(rx.Tick(), 11.0) == (rx.Send(Abort(ID)),)
+    assert receiver.deadline() == 12.0
+    assert receiver.handle(Quiesced(ID), 11.5) == (rx.Closed(),)
+    assert receiver.deadline() is None
+
+
+@pytest.mark.parametrize("late", [chunk(0), COMMIT, rx.GiveUp(), rx.Broken("x")])
+def test_nothing_is_placed_or_reported_while_aborting(late: rx.Input) -> None:
+    receiver = receiver_in(R.ABORTING)
+    assert receiver.handle(late, 1.0) == ()
+
+
+def test_what_p_refuses_for_good_is_not_tried_again() -> None:
+    assert Receiver(ID, 1).handle(Rejected(ID, 400, "too long"), 0.0) == (
+        rx.GaveOut(400, "too long", retryable=False),
+    )
+    assert Receiver(ID, 1).handle(Failed(ID, 503, "no"), 0.0) == (rx.GaveOut(503, "no", retryable=True),)
