@@ -45,13 +45,13 @@ def cases(oracle: Oracle) -> list[Case]:
 @pytest.fixture(scope="session")
 def _pair(model: Path) -> Iterator[Client]:
     with running(model) as server:
-        yield Client(server)
+        yield Client(server.url, server.model)
 
 
 @pytest.fixture(scope="session")
 def _colocated(model: Path) -> Iterator[Client]:
     with running(model, "--colocated", "--overlap", "on") as server:
-        yield Client(server)
+        yield Client(server.url, server.model)
 
 
 @pytest.fixture

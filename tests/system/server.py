@@ -32,14 +32,16 @@ TROUBLE = re.compile(r"Traceback|\bERROR\b|CRITICAL|rejected message|starting it
 T = TypeVar("T")
 
 
-def poll_until(probe: Callable[[], T | None], deadline_s: float, what: str) -> T:
+def poll_until(
+    probe: Callable[[], T | None], deadline_s: float, what: str, log: Callable[[], str] = str
+) -> T:
     """Ask again and again until `probe` gives something that is neither None nor False."""
     end = time.monotonic() + deadline_s
     while True:
         value = probe()
         if value is not None and value is not False:
             return value
-        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}"
+        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}\n{log()}"
         time.sleep(POLL_S)
 
 
@@ -52,7 +54,9 @@ class Process:
         with log.open("ab") as output:
             self.popen = subprocess.Popen(
                 [BATON, *args],
-                env={**env, "TMPDIR": str(temp_dir)},
+                # One thread a process: where many share few cores, threads that wait for each other at every
+                # operation come to a standstill.
+                env={**env, "TMPDIR": str(temp_dir), "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
@@ -80,7 +84,7 @@ class Process:
             assert self.popen.poll() is None, f"ended with {self.popen.returncode}:\n{self.log()}"
             return self.find(pattern)
 
-        return poll_until(look, START_S, f"{pattern!r} in the log:\n{self.log()}")
+        return poll_until(look, START_S, repr(pattern), self.log)
 
     def end(self, signum: signal.Signals = signal.SIGINT) -> None:
         """Ask it to end, and check that it does in time and with success."""
@@ -119,7 +123,7 @@ class Server:
             except httpx.TransportError:
                 return False
 
-        poll_until(ready, START_S, f"ready:\n{self.process.log()}")
+        poll_until(ready, START_S, "ready", self.process.log)
 
     def pids(self) -> dict[str, int]:
         """The children that run now, by role."""
@@ -131,12 +135,6 @@ class Server:
                 continue
             pids.update({role: child.pid for role in ROLES if role in words[:4]})
         return pids
-
-    def send_signal(self, role: str, signum: signal.Signals) -> int:
-        """Signal a child; returns its pid."""
-        pid = self.pids()[role]
-        os.kill(pid, signum)
-        return pid
 
     def sockets(self) -> dict[str, Path]:
         """The ipc sockets of the running server, by file name."""

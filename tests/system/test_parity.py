@@ -31,7 +31,8 @@ def check_alone_and_together(client: Client, cases: list[Case]) -> None:
     chosen = draw.sample(cases * 2, 2 * len(cases))
     lengths = [draw.choice((1, 2, 17, 64)) for _ in chosen]
     bodies = [
-        case.body(length, stream=bool(i % 2)) for i, (case, length) in enumerate(zip(chosen, lengths, strict=True))
+        case.body(length, stream=bool(i % 2))
+        for i, (case, length) in enumerate(zip(chosen, lengths, strict=True))
     ]
     for case, length, outcome in zip(chosen, lengths, client.ask_all(bodies), strict=True):
         case.check(outcome, length)
@@ -48,7 +49,7 @@ def test_colocated(colocated: Client, cases: list[Case]) -> None:
 @pytest.fixture(params=SET_UPS)
 def client(request: pytest.FixtureRequest, model: Path) -> Iterator[Client]:
     with running(model, *SET_UPS[request.param]) as server:
-        client = Client(server)
+        client = Client(server.url, server.model)
         yield client
         client.assert_ledger_clean()
 
