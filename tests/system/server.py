@@ -51,6 +51,7 @@ class Process:
     def __init__(self, temp_dir: Path, log: Path, *args: str) -> None:
         self._log = log
         env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+        env.setdefault("OMP_NUM_THREADS", "1")  # see tests/conftest.py
         with log.open("ab") as output:
             self.popen = subprocess.Popen(
                 [BATON, *args],
