@@ -149,7 +149,7 @@ def test_stranger_is_refused_with_both_values_named(
     assert "another at stranger" in answer.reason
     # Under the name of a node it fares no better, and the node keeps its link; nor is it listened to.
     dealer.send_multipart(CODEC.encode(Envelope(77, 2, replace(hello, node_id="decode-0"))))
-    assert "other-model at decode-0" in CODEC.decode(tuple(dealer.recv_multipart())).message.reason
+    assert "another at decode-0" in CODEC.decode(tuple(dealer.recv_multipart())).message.reason
     for seq, message in enumerate((StatsRequest(1), Abort(1)), start=3):
         dealer.send_multipart(CODEC.encode(Envelope(77, seq, message)))
     cases[4].check(client.ask(cases[4].body()))
