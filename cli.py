@@ -41,9 +41,9 @@ from common.lifeline import Lifeline
 from common.log import set_up_logging
 
 PREFILL_NICE = 5
-# How long a thread of OpenMP spins before it sleeps; the default is 300,000 rounds. Measured with 2 threads on 2
-# cores, a decode step of the default model: alone 15 to 18 ms with either, beside other busy processes 390 ms (the
-# spinning thread holds the core that the other one needs) against 47 ms.
+# Rounds that a thread of OpenMP spins before it sleeps; the default is 300,000. Measured with 2 threads on
+# 2 cores, a decode step of the default model: alone 15 to 18 ms with either, beside other busy processes
+# 390 ms (the spinning thread holds the core that the other one needs) against 47 ms.
 DECODE_SPINCOUNT = "3000"
 
 F = TypeVar("F", bound=Callable[..., Any])
