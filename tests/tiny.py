@@ -1,4 +1,4 @@
-"""A model small enough to compute thousands of steps in a test, with a real tokenizer and chat template.
+"""Models small enough to compute thousands of steps in a test, with a real tokenizer and chat template.
 
 The weights are drawn at ten times the usual spread: at the usual one, off-by-one positions leave nearly
 every greedy token as it was, and a test would not see them.
@@ -7,10 +7,17 @@ every greedy token as it was, and a test would not see them.
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    GenerationConfig,
+    LlamaConfig,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 VOCAB_SIZE = 320
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
@@ -34,9 +41,16 @@ def write_tiny_model(
     eos_token_id: int | list[int] = IM_END,
     tie_word_embeddings: bool = False,
     max_position_embeddings: int = 512,
+    config_type: type[PreTrainedConfig] = LlamaConfig,
+    **settings: Any,
 ) -> Path:
-    """Write a 2-layer Llama (hidden 64, 4 heads, 2 KV heads, float32) and return its folder."""
-    config = LlamaConfig(
+    """Write a 2-layer model (hidden 64, 4 heads, 2 KV heads, float32) and return its folder.
+
+    Args:
+        config_type: of the model's family.
+        settings: of that type, beside those given here.
+    """
+    config = config_type(
         vocab_size=VOCAB_SIZE,
         hidden_size=64,
         intermediate_size=128,
@@ -49,10 +63,15 @@ def write_tiny_model(
         bos_token_id=None,
         eos_token_id=eos_token_id,
         dtype="float32",
+        **settings,
     )
     with torch.random.fork_rng():
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model = AutoModelForCausalLM.from_config(config)
+        for name, parameter in model.named_parameters():
+            # transformers makes them 0 and 1: nobody would notice that they are not used.
+            if name.endswith((".bias", "q_norm.weight", "k_norm.weight")):
+                parameter.data.normal_(1, 0.5)
     model.generation_config = GenerationConfig(eos_token_id=eos_token_id, pad_token_id=0)
     model.save_pretrained(folder)
     _tokenizer().save_pretrained(folder)

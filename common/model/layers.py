@@ -1,4 +1,4 @@
-"""The arithmetic of a Llama layer as functions of tensors.
+"""The arithmetic of a layer as functions of tensors.
 
 Knows no weights' names, no cache and no batch. The order of operations and the precision of each step are
 those of `transformers` (models/llama/modeling_llama.py), which is the oracle of the tests.
@@ -6,25 +6,35 @@ those of `transformers` (models/llama/modeling_llama.py), which is the oracle of
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Scale `x` [tokens, hidden] to unit root mean square, in float32, then by `weight`."""
-    x32 = x.float()
-    scale = torch.rsqrt(x32.square().mean(-1, keepdim=True) + eps)
-    return weight * (x32 * scale).to(x.dtype)
+from common.model.linear import Linear
+from common.model.spec import RopeScaling
 
 
-def rope_table(head_dim: int, theta: float, positions: int, dtype: torch.dtype) -> Tensor:
-    """Return [positions, 2, head_dim]: cosines, and sines with the sign that `rotate` needs.
-
-    Su et al., "RoFormer", 2021, with the halves arranged as in `transformers`.
-    """
+def rope_frequencies(head_dim: int, theta: float, scaling: RopeScaling | None) -> Tensor:
+    """Return [head_dim / 2] f32, radians a token (Su et al., "RoFormer", 2021; scaled as Llama 3.1)."""
     exponents = torch.arange(0, head_dim, 2, dtype=torch.int64).float() / head_dim
     frequencies = 1.0 / theta**exponents
+    if scaling is None:
+        return frequencies
+    # How often a rotation fits into the context that the model was first trained with: above
+    # high_freq_factor it is kept, below low_freq_factor stretched, a blend of the two between.
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    wavelengths = 2 * math.pi / frequencies
+    kept = ((scaling.original_context_length / wavelengths - low) / (high - low)).clamp(0, 1)
+    return kept * frequencies + (1 - kept) * frequencies / scaling.factor
+
+
+def rope_table(frequencies: Tensor, positions: int, dtype: torch.dtype) -> Tensor:
+    """Return [positions, 2, head_dim]: cosines, and sines with the sign that `rotate` needs.
+
+    The halves of a head are arranged as in `transformers`.
+    """
     angles = torch.arange(positions, dtype=torch.float32)[:, None] * frequencies
     cos, sin = angles.cos(), angles.sin()
     return torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1).to(dtype)
@@ -32,11 +42,10 @@ def rope_table(head_dim: int, theta: float, positions: int, dtype: torch.dtype) 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `x` [tokens, heads, head_dim] by its tokens' angles, `cos` and `sin` [tokens, 1, head_dim]."""
-    first, second = x.chunk(2, -1)
-    return torch.addcmul(x * cos, torch.cat((second, first), -1), sin)
+    return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
 
 
-def mlp(x: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Apply the gated feed-forward network; `gate_up` [2 * intermediate, hidden] is gate, then up."""
-    gate, up = F.linear(x, gate_up).chunk(2, -1)
-    return F.linear(F.silu(gate) * up, down)
+def mlp(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
+    """Apply the gated feed-forward network; `gate_up` gives [tokens, 2 * intermediate]: gate, then up."""
+    gate, up = gate_up(x).chunk(2, -1)
+    return down(F.silu(gate).mul_(up))

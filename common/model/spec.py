@@ -1,13 +1,15 @@
 """What a model is, read from its folder: sizes, constants, end-of-sequence ids, fingerprint.
 
 Knows no tensor and imports neither torch nor transformers. Only what Baton computes exactly is accepted:
-another architecture or variant is a ConfigError that names it, never an approximation.
+another architecture or variant is a ConfigError that names it, never an approximation. What a setting means,
+and what its absence means, is as in `transformers` (models/*/configuration_*.py).
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,41 @@ from common.errors import ConfigError
 from common.kv.layout import DTYPE_BYTES, KVLayout
 from common.model.checkpoint import fingerprint, read_entries
 
-ARCHITECTURE = "LlamaForCausalLM"
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """How an architecture differs from Llama."""
+
+    qkv_bias: bool = False  # whatever the config says
+    may_have_bias: bool = False  # `attention_bias` gives one to all four projections
+    qk_norm: bool = False
+    window_is_optional: bool = False  # the sliding window needs `use_sliding_window`
+    defaults: Mapping[str, int] = field(default_factory=dict)  # of settings that a config leaves out
+
+
+_FAMILIES = {
+    "LlamaForCausalLM": _Family(may_have_bias=True, defaults={"max_position_embeddings": 2048}),
+    "MistralForCausalLM": _Family(
+        defaults={"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
+    ),
+    "Qwen2ForCausalLM": _Family(
+        qkv_bias=True,
+        window_is_optional=True,
+        defaults={"num_key_value_heads": 32, "max_position_embeddings": 32768, "sliding_window": 4096},
+    ),
+    "Qwen3ForCausalLM": _Family(
+        may_have_bias=True,
+        qk_norm=True,
+        window_is_optional=True,
+        defaults={
+            "num_key_value_heads": 32,
+            "head_dim": 128,
+            "max_position_embeddings": 32768,
+            "sliding_window": 4096,
+        },
+    ),
+}
+ARCHITECTURES = tuple(_FAMILIES)
 # Flags of /proc/cpuinfo (x86, arm) that mean matrix products in this precision without emulation.
 _NATIVE_FLAGS = {
     "float32": None,
@@ -25,8 +61,18 @@ _NATIVE_FLAGS = {
 
 
 @dataclass(frozen=True, slots=True)
+class RopeScaling:
+    """How Llama 3.1 stretches slow rotations, `factor` times; fast ones stay, those between are blended."""
+
+    factor: float
+    low_freq_factor: float
+    high_freq_factor: float
+    original_context_length: int
+
+
+@dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """A Llama-architecture model."""
+    """A model of the Llama family."""
 
     hidden: int
     layers: int
@@ -37,6 +83,11 @@ class ModelSpec:
     vocab_size: int
     rms_eps: float
     rope_theta: float
+    rope_scaling: RopeScaling | None
+    qkv_bias: bool
+    o_bias: bool
+    qk_norm: bool  # queries and keys are normalized, each head by itself
+    initializer_range: float  # spread of the weights before training
     context_length: int  # tokens, prompt and answer together
     tie_word_embeddings: bool
     dtype: str  # what the model was made for, a key of DTYPE_BYTES
@@ -48,23 +99,32 @@ class ModelSpec:
         return KVLayout(self.layers, page_size, self.kv_heads, self.head_dim, dtype)
 
 
-def load_spec(folder: Path) -> ModelSpec:
+def load_spec(folder: Path, load_format: str = "auto") -> ModelSpec:
     """Read a model folder (config.json, generation_config.json, headers and samples of *.safetensors).
+
+    Args:
+        load_format: "dummy" for random weights; then no weights need to be there.
 
     Raises:
         ConfigError: something is missing, broken, or of a kind that Baton does not compute.
     """
-    config = _read_json(folder / "config.json")
+    config = read_json(folder / "config.json")
+    family = _family(config)
     _refuse_unsupported(config)
     generation = folder / "generation_config.json"
-    eos = _read_json(generation).get("eos_token_id") if generation.exists() else None
-    facts = _sizes(config) | {
+    eos = read_json(generation).get("eos_token_id") if generation.exists() else None
+    facts = _sizes(config, family) | {
         "dtype": _dtype(config),
+        "rope_scaling": _rope_scaling(config),
         "eos_token_ids": _token_ids(config.get("eos_token_id") if eos is None else eos),
     }
+    _refuse_window(config, family, facts)
     # An id past the vocabulary is never drawn, and must not be looked up either.
     facts["eos_token_ids"] = tuple(token for token in facts["eos_token_ids"] if token < facts["vocab_size"])
-    return ModelSpec(**facts, fingerprint=fingerprint(facts, read_entries(folder)))
+    spec = ModelSpec(**facts, fingerprint="")
+    entries = {} if load_format == "dummy" else read_entries(folder)
+    name = fingerprint(asdict(spec) | {"load_format": load_format}, entries)
+    return replace(spec, fingerprint=name)
 
 
 def resolve_dtype(requested: str, spec: ModelSpec) -> str:
@@ -90,7 +150,7 @@ def _cpu_flags() -> frozenset[str]:
     )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         content = json.loads(path.read_text())
     except FileNotFoundError:
@@ -104,23 +164,48 @@ def _read_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def _family(config: dict[str, Any]) -> _Family:
+    names = config.get("architectures")
+    if isinstance(names, list) and len(names) == 1 and names[0] in _FAMILIES:
+        return _FAMILIES[names[0]]
+    name = ", ".join(map(str, names)) if isinstance(names, list) else names
+    raise ConfigError(f"architecture {name} is not supported, only {', '.join(_FAMILIES)}")
+
+
 def _refuse_unsupported(config: dict[str, Any]) -> None:
-    architectures = config.get("architectures")
-    if architectures != [ARCHITECTURE]:
-        name = ", ".join(map(str, architectures)) if isinstance(architectures, list) else architectures
-        raise ConfigError(f"architecture {name} is not supported, only {ARCHITECTURE}")
     rope = _rope(config)
     expected = {
-        "hidden_act": (config.get("hidden_act", "silu"), "silu"),
-        "attention_bias": (config.get("attention_bias") or False, False),
-        "mlp_bias": (config.get("mlp_bias") or False, False),
-        "quantization_config": (config.get("quantization_config"), None),
-        "rope scaling": (rope.get("rope_type", rope.get("type", "default")), "default"),
-        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1), 1),
+        "hidden_act": (config.get("hidden_act", "silu"), ("silu",)),
+        "mlp_bias": (config.get("mlp_bias") or False, (False,)),
+        "quantization_config": (config.get("quantization_config"), (None,)),
+        "rope scaling": (_rope_type(rope), ("default", "llama3")),
+        "partial_rotary_factor": (rope.get("partial_rotary_factor", 1), (1,)),
     }
     for name, (value, supported) in expected.items():
-        if value != supported:
-            raise ConfigError(f"a model with {name} {value!r} is not supported, only {supported!r}")
+        if value not in supported:
+            only = " or ".join(repr(one) for one in supported)
+            raise ConfigError(f"a model with {name} {value!r} is not supported, only {only}")
+
+
+def _refuse_window(config: dict[str, Any], family: _Family, facts: Mapping[str, Any]) -> None:
+    """Refuse a model whose layers look back less far than its context is long."""
+    window = config.get("sliding_window", family.defaults.get("sliding_window"))
+    if "sliding_window" not in family.defaults or window is None:
+        return
+    if family.window_is_optional:
+        kinds = config.get("layer_types")
+        slides = (
+            "sliding_attention" in kinds
+            if isinstance(kinds, list)
+            else config.get("max_window_layers", 28) < facts["layers"]
+        )
+        if not (config.get("use_sliding_window") and slides):
+            return
+    if facts["context_length"] > _positive({"sliding_window": window}, "sliding_window"):
+        raise ConfigError(
+            f"a sliding_window of {window} tokens below the context of {facts['context_length']} is not "
+            f"supported; with max_position_embeddings {window} in config.json the model serves so many"
+        )
 
 
 def _rope(config: dict[str, Any]) -> dict[str, Any]:
@@ -131,8 +216,26 @@ def _rope(config: dict[str, Any]) -> dict[str, Any]:
     return {"rope_theta": config.get("rope_theta", 10000.0)} | rope
 
 
-def _sizes(config: dict[str, Any]) -> dict[str, Any]:
+def _rope_type(rope: dict[str, Any]) -> object:
+    return rope.get("rope_type", rope.get("type", "default"))
+
+
+def _rope_scaling(config: dict[str, Any]) -> RopeScaling | None:
+    rope = _rope(config)
+    if _rope_type(rope) != "llama3":
+        return None
+    return RopeScaling(
+        factor=_number(rope, "factor"),
+        low_freq_factor=_number(rope, "low_freq_factor"),
+        high_freq_factor=_number(rope, "high_freq_factor"),
+        original_context_length=_positive(rope, "original_max_position_embeddings"),
+    )
+
+
+def _sizes(config: dict[str, Any], family: _Family) -> dict[str, Any]:
+    config = {**family.defaults, **config}
     heads, hidden = _positive(config, "num_attention_heads"), _positive(config, "hidden_size")
+    bias = family.may_have_bias and bool(config.get("attention_bias"))
     sizes = {
         "hidden": hidden,
         "layers": _positive(config, "num_hidden_layers"),
@@ -141,9 +244,13 @@ def _sizes(config: dict[str, Any]) -> dict[str, Any]:
         "head_dim": _positive(config, "head_dim", hidden // heads),
         "intermediate": _positive(config, "intermediate_size"),
         "vocab_size": _positive(config, "vocab_size"),
-        "context_length": _positive(config, "max_position_embeddings", 2048),
+        "context_length": _positive(config, "max_position_embeddings"),
         "rms_eps": _number(config, "rms_norm_eps", 1e-6),
         "rope_theta": _number(_rope(config), "rope_theta", 10000.0),
+        "qkv_bias": bias or family.qkv_bias,
+        "o_bias": bias,
+        "qk_norm": family.qk_norm,
+        "initializer_range": _number(config, "initializer_range", 0.02),
         "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)),
     }
     if heads % sizes["kv_heads"] or sizes["head_dim"] % 2:
@@ -161,7 +268,7 @@ def _positive(config: dict[str, Any], name: str, default: int | None = None) -> 
     return value
 
 
-def _number(config: dict[str, Any], name: str, default: float) -> float:
+def _number(config: dict[str, Any], name: str, default: float | None = None) -> float:
     value = config.get(name, default)
     if not isinstance(value, (int, float)) or isinstance(value, bool) or not value > 0:
         raise ConfigError(f"config.json: {name} is {value!r}, not a positive number")

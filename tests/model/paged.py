@@ -40,19 +40,21 @@ class PagedSequence:
 
 
 class PagedRunner:
-    """Owns a pool whose pages are handed out in random order and hold rubbish at first."""
+    """Owns a pool whose pages are handed out in random order and hold rubbish at first (`dirt`, or noise)."""
 
-    def __init__(self, folder: Path, *, page_size: int, num_pages: int) -> None:
+    def __init__(self, folder: Path, *, page_size: int, num_pages: int, dirt: float | None = None) -> None:
         spec = load_spec(folder)
         self.pool = KVPool(spec.kv_layout(page_size, "float32"), num_pages, torch.device("cpu"))
         self.pool.data[:, 1:].uniform_(-5, 5, generator=torch.Generator().manual_seed(0))
+        if dirt is not None:
+            self.pool.data[:, 1:] = dirt
         self.decoder = load_decoder(folder, spec, "float32", self.pool)
         self.page_size = page_size
         self.free = list(range(1, num_pages + 1))
         random.Random(0).shuffle(self.free)
 
-    def step(self, batch: Sequence[tuple[PagedSequence, int]]) -> list[int]:
-        """Compute the next `n` tokens of each sequence; return the greedy token after each."""
+    def step(self, batch: Sequence[tuple[PagedSequence, int]]) -> torch.Tensor:
+        """Compute the next `n` tokens of each sequence; return the logits after each."""
         ids, positions, locs, lasts = [], [], [], []
         for sequence, n in batch:
             end = sequence.cached + n
@@ -74,7 +76,7 @@ class PagedRunner:
         logits = self.decoder.forward(torch.tensor(ids), torch.tensor(positions), inputs, torch.tensor(lasts))
         for sequence, n in batch:
             sequence.cached += n
-        return logits.argmax(-1).tolist()
+        return logits
 
     def generate(
         self, prompts: Sequence[list[int]], num_tokens: int, *, budget: int = 10**9
@@ -88,13 +90,13 @@ class PagedRunner:
                 if n := min(left, len(sequence.ids) - sequence.cached):
                     batch.append((sequence, n))
                     left -= n
-            for (sequence, _), token in zip(batch, self.step(batch), strict=True):
+            for (sequence, _), token in zip(batch, self.step(batch).argmax(-1).tolist(), strict=True):
                 if sequence.cached == len(sequence.ids):
                     firsts[id(sequence)] = token
         for sequence in sequences:
             sequence.ids.append(firsts[id(sequence)])
         for _ in range(num_tokens - 1):
-            tokens = self.step([(sequence, 1) for sequence in sequences])
+            tokens = self.step([(sequence, 1) for sequence in sequences]).argmax(-1).tolist()
             for sequence, token in zip(sequences, tokens, strict=True):
                 sequence.ids.append(token)
         for sequence in sequences:

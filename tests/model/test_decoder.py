@@ -52,6 +52,15 @@ def test_ragged_batch_in_chunks_equals_transformers(
     assert runner.generate(prompts, NUM_TOKENS, budget=budget) == expected
 
 
+@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("dirt", [float("nan"), float("inf")])
+def test_what_a_page_held_before_does_not_matter(
+    tiny_model: Path, prompts: list[list[int]], expected: list[list[int]], dirt: float, page_size: int
+) -> None:
+    runner = PagedRunner(tiny_model, page_size=page_size, num_pages=1200 // page_size + 20, dirt=dirt)
+    assert runner.generate(prompts, NUM_TOKENS, budget=64) == expected
+
+
 def test_tied_embeddings_equal_transformers(tmp_path: Path, prompts: list[list[int]]) -> None:
     folder = write_tiny_model(tmp_path, seed=3, tie_word_embeddings=True)
     runner = PagedRunner(folder, page_size=16, num_pages=100)

