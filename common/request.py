@@ -16,6 +16,9 @@ U64_MAX = 2**64 - 1
 TokenId = Annotated[int, Range(0, 2**31 - 1)]
 
 
+MAX_LOGPROBS = 20
+
+
 class FinishReason(Enum):
     """Why a request ended, in OpenAI's words."""
 
@@ -24,10 +27,36 @@ class FinishReason(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class LogitBias:
+    """A number that is added to one token's logit."""
+
+    token: Annotated[int, Range(0, 2**31 - 1)]
+    bias: Annotated[float, Range(-1e6, 1e6)]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """Log probabilities at one token, from the model's own logits: before bias, penalties and temperature."""
+
+    logprob: float  # of the token that was drawn
+    top_ids: Annotated[tuple[int, ...], MaxLen(MAX_LOGPROBS)]  # the likeliest tokens, most likely first
+    top_logprobs: Annotated[tuple[float, ...], MaxLen(MAX_LOGPROBS)]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledToken:
+    """A token, with its log probabilities where the request asked for them."""
+
+    token: int
+    logprobs: TokenLogprobs | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How to draw tokens and when to stop.
 
-    `temperature == 0` is greedy; `top_k == 0`, `top_p == 1` and `min_p == 0` switch their filter off.
+    `temperature == 0` is greedy; `top_k == 0`, `top_p == 1` and `min_p == 0` switch their filter off, as do
+    penalties of 0 (repetition: 1). `num_logprobs` None asks for none, 0 for the drawn token's alone.
     `seed` is always set (the gateway draws one), so that any node draws the same token.
     """
 
@@ -40,6 +69,16 @@ class SamplingParams:
     min_tokens: Annotated[int, Range(0, 2**31 - 1)] = 0
     stop_token_ids: Annotated[tuple[TokenId, ...], MaxLen(1024)] = ()
     ignore_eos: bool = False
+    presence_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    frequency_penalty: Annotated[float, Range(-2, 2)] = 0.0
+    repetition_penalty: Annotated[float, Range(1e-6, 1e6)] = 1.0
+    logit_bias: Annotated[tuple[LogitBias, ...], MaxLen(1024)] = ()
+    num_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
+
+    @property
+    def has_penalties(self) -> bool:
+        """The tokens so far change the logits."""
+        return self.presence_penalty != 0 or self.frequency_penalty != 0 or self.repetition_penalty != 1
 
     def stop_ids(self, eos_token_ids: tuple[int, ...]) -> tuple[int, ...]:
         """All token ids that end this request: its own, and the model's unless they are ignored."""

@@ -92,6 +92,7 @@ def resolve_forward_inputs(
         last_token += length
         last_tokens.append(last_token - 1)
     max_pages = max(-(-length // batch.page_size) for length in batch.seq_lens)
+    sample_rows = [batch.req_pool_indices[sample.index] for sample in batch.sample_rows]
     return ForwardInputs(
         input_ids=input_ids,
         positions=to_device(batch.positions(), torch.int64, device),
@@ -105,8 +106,6 @@ def resolve_forward_inputs(
         logits_indices=to_device(
             [last_tokens[sample.index] for sample in batch.sample_rows], torch.int64, device
         ),
-        sample_req_pool_indices=to_device(
-            [batch.req_pool_indices[sample.index] for sample in batch.sample_rows], torch.int64, device
-        ),
-        sampling=resolve_sampling(batch.sample_rows, eos_token_ids, device),
+        sample_req_pool_indices=to_device(sample_rows, torch.int64, device),
+        sampling=resolve_sampling(batch.sample_rows, sample_rows, eos_token_ids, device),
     )

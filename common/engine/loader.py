@@ -33,24 +33,31 @@ class Engine:
     overlap: bool
 
 
-def load_engine(folder: Path, model: ModelConfig, config: EngineConfig) -> Engine:
-    """Load the model of a folder onto this node's device.
+def resolve_num_pages(config: EngineConfig, layout: KVLayout, memory_bytes: int) -> int:
+    """Pages of the pool: a tenth of the memory, and a node's part of the two tenths for all at most."""
+    return config.kv_pages or default_num_pages(layout, memory_bytes * 2 // max(2, config.local_nodes or 2))
+
+
+def load_engine(
+    folder: Path, model: ModelConfig, config: EngineConfig, *, share_pool: bool = False
+) -> Engine:
+    """Load the model of a folder onto this node's device; `share_pool` for a process on this host to map.
 
     Raises:
         ConfigError: the model or a setting does not work here.
     """
     started_s = time.monotonic()
     budget = resolve_prefill_budget(config)
-    spec = load_spec(folder)
+    spec = load_spec(folder, model.load_format)
     dtype = resolve_dtype(model.dtype, spec)
     device = torch.device("cpu" if config.device == "auto" else config.device)
     layout = spec.kv_layout(config.page_size, dtype)
-    num_pages = config.kv_pages or default_num_pages(layout, available_memory_bytes())
-    pool = KVPool(layout, num_pages, device)
+    num_pages = resolve_num_pages(config, layout, available_memory_bytes())
+    pool = KVPool(layout, num_pages, device, shared=share_pool)
     # Requests that run, and as many whose pages are on their way.
     num_rows = 2 * config.max_running
     runner = ModelRunner(
-        load_decoder(folder, spec, dtype, pool),
+        load_decoder(folder, spec, dtype, pool, model.load_format),
         spec.eos_token_ids,
         num_rows=num_rows,
         max_pages=min(num_pages, layout.pages_for(spec.context_length)),

@@ -11,10 +11,12 @@ from torch import Tensor
 from common.engine.batch import ScheduleBatch
 from common.engine.future_map import ForwardInputs, FutureMap, resolve_forward_inputs
 from common.engine.page_table import PageTableMirror
+from common.engine.penalties import PenaltyState
 from common.engine.pinned import is_pin_memory_available, to_device
-from common.engine.sampler import sample
+from common.engine.sampler import Sampled, sample
 from common.engine.streams import Event, Streams
 from common.model.decoder import Decoder
+from common.request import Request, SampledToken, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,14 +25,30 @@ class StepRecord:
 
     batch: ScheduleBatch
     inputs: ForwardInputs
-    tokens: Tensor  # [samples] i64 on the device
-    tokens_cpu: Tensor  # [samples] i64, valid after copy_done
+    sampled: Sampled  # on the device
+    sampled_cpu: Sampled  # valid after copy_done
     copy_done: Event
 
-    def result(self) -> list[int]:
+    def result(self) -> list[SampledToken]:
         """Wait for the tokens: the only place where the host waits for the device."""
         self.copy_done.synchronize()
-        return [int(token) for token in self.tokens_cpu.tolist()]
+        tokens: list[int] = self.sampled_cpu.tokens.tolist()
+        logprobs = iter(self._logprobs())
+        return [
+            SampledToken(token, None if row.sampling.num_logprobs is None else next(logprobs))
+            for token, row in zip(tokens, self.batch.sample_rows, strict=True)
+        ]
+
+    def _logprobs(self) -> list[TokenLogprobs]:
+        cpu = self.sampled_cpu
+        if cpu.logprobs is None or cpu.top_logprobs is None or cpu.top_ids is None:
+            return []
+        wanted = [row.sampling.num_logprobs for row in self.batch.sample_rows]
+        columns = (cpu.logprobs.tolist(), cpu.top_ids.tolist(), cpu.top_logprobs.tolist())
+        return [
+            TokenLogprobs(logprob, tuple(ids[:num]), tuple(values[:num]))
+            for num, logprob, ids, values in zip((n for n in wanted if n is not None), *columns, strict=True)
+        ]
 
 
 class ModelRunner:
@@ -57,19 +75,25 @@ class ModelRunner:
         self._streams = Streams(device)
         self._future_map = FutureMap(num_rows, device, debug=debug)
         self._page_table = PageTableMirror(num_rows, max_pages, device)
+        self._penalties = PenaltyState(num_rows, decoder.spec.vocab_size, device)
         self._pin = is_pin_memory_available(device)
         self.num_launched = 0
 
-    def grant_pages(self, row: int, page_ids: Sequence[int]) -> None:
-        """Mirror a row's page table, when it is granted its pages."""
+    def grant(self, request: Request) -> None:
+        """Mirror what a request was granted: its row of the page table, and its penalties' start."""
         with self._streams.forward():
-            self._page_table.set_row(row, page_ids)
+            self._page_table.set_row(request.row, request.page_ids)
+            self._penalties.prime(request)
 
-    def seed_first_tokens(self, batch: ScheduleBatch, first_tokens: Sequence[int]) -> None:
-        """Stash the first tokens of a PREBUILT batch, on the forward stream, for the next step to gather."""
+    def seed_first_tokens(self, batch: ScheduleBatch, requests: Sequence[Request]) -> None:
+        """Stash the last outputs of a PREBUILT batch, on the forward stream, for the next step to gather."""
+        tokens = [request.outputs[-1] for request in requests]
         with self._streams.forward():
             rows = to_device(batch.req_pool_indices, torch.int64, self._device)
-            self._future_map.stash(rows, to_device(first_tokens, torch.int64, self._device))
+            self._future_map.stash(rows, to_device(tokens, torch.int64, self._device))
+            self._penalties.count_seeded(
+                batch.req_pool_indices, tokens, [request.sampling for request in requests]
+            )
 
     @torch.inference_mode()
     def launch(self, batch: ScheduleBatch) -> StepRecord:
@@ -81,11 +105,20 @@ class ModelRunner:
             logits = self._decoder.forward(
                 inputs.input_ids, inputs.positions, inputs.attention, inputs.logits_indices
             )
-            tokens = sample(logits, inputs.sampling)
-            self._future_map.stash(inputs.sample_req_pool_indices, tokens)
+            sampled = sample(logits, inputs.sampling, self._penalties)
+            self._future_map.stash(inputs.sample_req_pool_indices, sampled.tokens)
         with self._streams.copy():
-            tokens_cpu = torch.empty(tokens.shape, dtype=tokens.dtype, pin_memory=self._pin)
-            tokens_cpu.copy_(tokens, non_blocking=True)
+            sampled_cpu = Sampled(
+                self._to_host(sampled.tokens),
+                *(
+                    None if tensor is None else self._to_host(tensor)
+                    for tensor in (sampled.logprobs, sampled.top_logprobs, sampled.top_ids)
+                ),
+            )
             copy_done = self._streams.record_copy()
         self.num_launched += 1
-        return StepRecord(batch, inputs, tokens, tokens_cpu, copy_done)
+        return StepRecord(batch, inputs, sampled, sampled_cpu, copy_done)
+
+    def _to_host(self, tensor: Tensor) -> Tensor:
+        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pin)
+        return host.copy_(tensor, non_blocking=True)

@@ -1,9 +1,10 @@
-"""Draw tokens: greedy, temperature, top-k, top-p, min-p, seeds, min_tokens. Batched, nothing read back.
+"""Draw tokens: greedy, temperature, top-k, top-p, min-p, seeds, bias, min_tokens, and log probabilities.
 
-Randomness is a counter. Every request has a 64-bit seed, and the uniform number for a token is a hash of
-(seed, choice, position), made on the host. So the draw is the same whichever node samples, in whatever
-batch, after a retry. The distribution is inverted in *vocabulary* order: in order of probability, two
-tokens that are nearly equal would change places with the last bit of a logit, and the draw with them.
+Batched, nothing read back. Randomness is a counter. Every request has a 64-bit seed, and the uniform number
+for a token is a hash of (seed, choice, position), made on the host. So the draw is the same whichever node
+samples, in whatever batch, after a retry. The distribution is inverted in *vocabulary* order: in order of
+probability, two tokens that are nearly equal would change places with the last bit of a logit, and the draw
+with them.
 """
 
 from __future__ import annotations
@@ -15,9 +16,11 @@ import torch
 from torch import Tensor
 
 from common.engine.batch import SampleRow
+from common.engine.penalties import PenaltyInputs, PenaltyState, resolve_penalties
 from common.engine.pinned import to_device
 
 _MASK = 2**64 - 1
+LEAST_LOGPROB = -9999.0  # OpenAI's number for "very unlikely"; the wire carries no infinity
 
 
 def _mix(value: int) -> int:
@@ -34,45 +37,138 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingInputs:
-    """Sampling parameters on the device, a row a sample; host flags say which work can be left out."""
+class RandomInputs:
+    """What the samples that are not greedy need, a row a sample; None in its place when all are greedy."""
 
-    all_greedy: bool
-    filters: bool  # some row has top-k, top-p or min-p
     temperature: Tensor  # [samples] f32, 0 is greedy
     top_k: Tensor  # [samples] i64, 0 is off
     top_p: Tensor  # [samples] f32
     min_p: Tensor  # [samples] f32
     uniform: Tensor  # [samples] f64 in [0, 1)
-    banned_rows: Tensor  # [bans] i64
-    banned_ids: Tensor  # [bans] i64: token ids that must not be drawn in the row beside
+    filters: bool  # some row has top-k, top-p or min-p
+
+
+@dataclass(frozen=True, slots=True)
+class LogitChanges:
+    """Numbers at (sample, token): added as a bias, or -inf to ban a token."""
+
+    rows: Tensor  # [changes] i64
+    ids: Tensor  # [changes] i64
+    values: Tensor  # [changes] f32
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingInputs:
+    """A step's sampling on the device. What no sample needs is None: it costs nothing."""
+
+    random: RandomInputs | None
+    bias: LogitChanges | None
+    bans: LogitChanges | None
+    penalties: PenaltyInputs | None
+    logprob_samples: Tensor | None  # [wanted] i64: samples that want log probabilities
+    num_top: int  # most likely tokens that any of them wants
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """What was drawn."""
+
+    tokens: Tensor  # [samples] i64
+    logprobs: Tensor | None  # [wanted] f32
+    top_logprobs: Tensor | None  # [wanted, num_top] f32
+    top_ids: Tensor | None  # [wanted, num_top] i64
 
 
 def resolve_sampling(
-    samples: Sequence[SampleRow], eos_token_ids: tuple[int, ...], device: torch.device
+    samples: Sequence[SampleRow], rows: Sequence[int], eos_token_ids: tuple[int, ...], device: torch.device
 ) -> SamplingInputs:
-    """Put the sampling parameters of a step on the device. Part of `resolve_forward_inputs`."""
+    """Put the sampling of a step on the device; `rows` are its samples'. Part of `resolve_forward_inputs`."""
     params = [sample.sampling for sample in samples]
+    bias = [(i, b.token, b.bias) for i, p in enumerate(params) for b in p.logit_bias]
     bans = [
-        (row, token)
-        for row, sample in enumerate(samples)
+        (i, token, float("-inf"))
+        for i, sample in enumerate(samples)
         if not sample.may_stop
         for token in sample.sampling.stop_ids(eos_token_ids)
     ]
+    wanted = [i for i, p in enumerate(params) if p.num_logprobs is not None]
     return SamplingInputs(
-        all_greedy=all(p.temperature == 0 for p in params),
-        filters=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
+        random=_resolve_random(samples, device) if any(p.temperature > 0 for p in params) else None,
+        bias=_resolve_changes(bias, device),
+        bans=_resolve_changes(bans, device),
+        penalties=resolve_penalties(samples, rows, device),
+        logprob_samples=to_device(wanted, torch.int64, device) if wanted else None,
+        num_top=max((params[i].num_logprobs or 0 for i in wanted), default=0),
+    )
+
+
+def sample(logits: Tensor, inputs: SamplingInputs, penalties: PenaltyState) -> Sampled:
+    """Draw a token a row: logits [samples, vocab] f32. Changes `logits`, and counts what it draws.
+
+    Order: log probabilities of the model's own logits, then bias, penalties, bans (as vLLM), temperature,
+    filters, the draw.
+    """
+    wanted = None
+    if inputs.logprob_samples is not None:
+        wanted = torch.log_softmax(logits.index_select(0, inputs.logprob_samples), dim=-1)
+        wanted = wanted.nan_to_num(nan=LEAST_LOGPROB).clamp(min=LEAST_LOGPROB)
+    if (bias := inputs.bias) is not None:
+        logits.index_put_((bias.rows, bias.ids), bias.values, accumulate=True)
+    if inputs.penalties is not None:
+        penalties.apply(logits, inputs.penalties)
+    if (bans := inputs.bans) is not None:
+        logits.index_put_((bans.rows, bans.ids), bans.values)
+    tokens = logits.argmax(-1)
+    if inputs.random is not None:
+        tokens = torch.where(inputs.random.temperature == 0, tokens, _draw(logits, inputs.random))
+    if inputs.penalties is not None:
+        penalties.count(inputs.penalties.rows, tokens.index_select(0, inputs.penalties.samples))
+    if wanted is None or inputs.logprob_samples is None:
+        return Sampled(tokens, None, None, None)
+    drawn = tokens.index_select(0, inputs.logprob_samples).unsqueeze(-1)
+    top_logprobs, top_ids = wanted.topk(min(inputs.num_top, wanted.shape[-1]), dim=-1)
+    return Sampled(tokens, wanted.gather(-1, drawn).squeeze(-1), top_logprobs, top_ids)
+
+
+def _resolve_random(samples: Sequence[SampleRow], device: torch.device) -> RandomInputs:
+    params = [sample.sampling for sample in samples]
+    return RandomInputs(
         temperature=to_device([p.temperature for p in params], torch.float32, device),
         top_k=to_device([p.top_k for p in params], torch.int64, device),
         top_p=to_device([p.top_p for p in params], torch.float32, device),
         min_p=to_device([p.min_p for p in params], torch.float32, device),
         uniform=to_device([uniform(s.sampling.seed, 0, s.position) for s in samples], torch.float64, device),
-        banned_rows=to_device([row for row, _ in bans], torch.int64, device),
-        banned_ids=to_device([token for _, token in bans], torch.int64, device),
+        filters=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
     )
 
 
-def _keep(probs: Tensor, inputs: SamplingInputs) -> Tensor:
+def _resolve_changes(changes: Sequence[tuple[int, int, float]], device: torch.device) -> LogitChanges | None:
+    if not changes:
+        return None
+    rows, ids, values = zip(*changes, strict=True)
+    return LogitChanges(
+        to_device(rows, torch.int64, device),
+        to_device(ids, torch.int64, device),
+        to_device(values, torch.float32, device),
+    )
+
+
+def _draw(logits: Tensor, inputs: RandomInputs) -> Tensor:
+    temperature = torch.where(inputs.temperature == 0, 1.0, inputs.temperature).unsqueeze(-1)
+    # The maximum goes first: divided by a temperature near 0 it would be infinite, and every weight NaN.
+    probs = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
+    weights = probs.double()
+    if inputs.filters:
+        weights = torch.where(_keep(probs, inputs), weights, 0.0)
+    cumulative = weights.cumsum(-1)
+    target = inputs.uniform.unsqueeze(-1) * cumulative[:, -1:]
+    # The first token whose cumulative weight passes the target; it has weight itself.
+    drawn = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
+    # Only NaN logits (a broken model) get past the end; a token id that is none would end the process.
+    return drawn.clamp_(max=logits.shape[-1] - 1)
+
+
+def _keep(probs: Tensor, inputs: RandomInputs) -> Tensor:
     """Which tokens top-k, then top-p over what top-k left, then min-p keep: [samples, vocab] bool."""
     ordered, order = probs.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(probs.shape[-1], device=probs.device)
@@ -84,26 +180,3 @@ def _keep(probs: Tensor, inputs: SamplingInputs) -> Tensor:
     keep &= ordered >= inputs.min_p.unsqueeze(-1) * ordered[:, :1]
     keep[:, 0] = True  # top_p = 0 means the likeliest token
     return torch.zeros_like(keep).scatter_(-1, order, keep)
-
-
-def sample(logits: Tensor, inputs: SamplingInputs) -> Tensor:
-    """Draw a token a row: logits [samples, vocab] f32 -> [samples] i64. Changes `logits`."""
-    if inputs.banned_ids.numel():
-        logits.index_put_((inputs.banned_rows, inputs.banned_ids), logits.new_full((), float("-inf")))
-    greedy = logits.argmax(-1)
-    if inputs.all_greedy:
-        return greedy
-    is_greedy = inputs.temperature == 0
-    temperature = torch.where(is_greedy, 1.0, inputs.temperature).unsqueeze(-1)
-    # The maximum goes first: divided by a temperature near 0 it would be infinite, and every weight NaN.
-    probs = torch.softmax((logits - logits.amax(-1, keepdim=True)) / temperature, dim=-1)
-    weights = probs.double()
-    if inputs.filters:
-        weights = torch.where(_keep(probs, inputs), weights, 0.0)
-    cumulative = weights.cumsum(-1)
-    target = inputs.uniform.unsqueeze(-1) * cumulative[:, -1:]
-    # The first token whose cumulative weight passes the target; it has weight itself.
-    drawn = torch.searchsorted(cumulative, target, right=True).squeeze(-1)
-    # Only NaN logits (a broken model) get past the end; a token id that is none would end the process.
-    drawn.clamp_(max=logits.shape[-1] - 1)
-    return torch.where(is_greedy, greedy, drawn)

@@ -16,6 +16,7 @@ from typing import Generic, Protocol, TypeVar
 
 from common.engine.batch import ScheduleBatch
 from common.engine.model_runner import ModelRunner, StepRecord
+from common.request import SampledToken
 
 
 class Step(Protocol):
@@ -34,7 +35,7 @@ class StepResult(Generic[StepT]):
     """A step whose tokens are on the host: one for each of the batch's sample rows."""
 
     step: StepT
-    tokens: tuple[int, ...]
+    tokens: tuple[SampledToken, ...]
 
 
 class StepLoop(Generic[StepT]):

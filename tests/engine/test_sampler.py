@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.engine.batch import SampleRow
+from common.engine.penalties import PenaltyState
 from common.engine.sampler import _mix, resolve_sampling, sample, uniform
 from common.request import SamplingParams
 
@@ -22,7 +23,9 @@ def draw(logits: torch.Tensor, params: list[SamplingParams], positions: list[int
         for i, (p, position) in enumerate(zip(params, positions, strict=True))
     ]
     with torch.inference_mode():
-        return sample(logits.clone(), resolve_sampling(rows, (), CPU)).tolist()
+        state = PenaltyState(len(rows), logits.shape[-1], CPU)
+        inputs = resolve_sampling(rows, range(1, len(rows) + 1), (), CPU)
+        return sample(logits.clone(), inputs, state).tokens.tolist()
 
 
 def oracle(logits: np.ndarray, p: SamplingParams, u: float) -> int:
@@ -118,7 +121,8 @@ def test_stop_tokens_are_not_drawn_before_min_tokens() -> None:
         SampleRow(2, ignoring, 5, may_stop=False),
     ]
     with torch.inference_mode():
-        tokens = sample(logits, resolve_sampling(rows, (0,), CPU)).tolist()
+        state = PenaltyState(3, 4, CPU)
+        tokens = sample(logits, resolve_sampling(rows, (1, 2, 3), (0,), CPU), state).tokens.tolist()
     assert tokens == [2, 0, 0]
 
 

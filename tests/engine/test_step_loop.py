@@ -33,7 +33,7 @@ def load(tiny_model: Path) -> Engine:
 def start(engine: Engine, max_tokens: int) -> Request:
     sampling = SamplingParams(max_tokens=max_tokens, temperature=0.0)
     request = Request(int32s(PROMPT), sampling, len(PROMPT), row=1, page_ids=tuple(range(1, 9)))
-    engine.runner.grant_pages(1, request.page_ids)
+    engine.runner.grant(request)
     return request
 
 
@@ -57,10 +57,10 @@ def test_the_relay_carries_tokens_with_and_without_overlap(tiny_model: Path, ove
         if step is not None:
             loop.launch(step)
         for result in loop.results(launched=step is not None):
-            tokens += result.tokens
+            tokens += [sampled.token for sampled in result.tokens]
         lag.append(request.num_sampled - len(tokens))
     for result in loop.results(launched=False):
-        tokens += result.tokens
+        tokens += [sampled.token for sampled in result.tokens]
     assert tokens == transformers_greedy(tiny_model, [PROMPT], 9)[0]
     assert max(lag) == (1 if overlap else 0)
     assert loop.is_idle
