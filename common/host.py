@@ -7,6 +7,7 @@ death notice that is neither late nor wrong.
 from __future__ import annotations
 
 import os
+import select
 
 from common.messages import HostIdentity
 
@@ -29,23 +30,79 @@ def this_process() -> HostIdentity:
         )
 
 
+def same_host(ours: HostIdentity, theirs: HostIdentity) -> bool:
+    """Say whether their pid means something here."""
+    return (ours.boot_id, ours.pid_namespace) == (theirs.boot_id, theirs.pid_namespace)
+
+
 def open_pidfd(ours: HostIdentity, theirs: HostIdentity) -> int | None:
     """Open a descriptor that becomes readable when their process ends; the caller closes it.
 
     None when all four parts of the identity do not match a process here: it is on another host, or gone.
     The start time is compared after the open: before it, the pid could pass to another process in between.
+
+    Raises:
+        OSError: there is no descriptor left for it.
     """
-    if (ours.boot_id, ours.pid_namespace) != (theirs.boot_id, theirs.pid_namespace):
-        return None
-    identity = theirs
-    try:
-        fd = os.pidfd_open(identity.pid)
-    except OSError:
+    if not same_host(ours, theirs):
         return None
     try:
-        if _start_time(identity.pid) == identity.start_time:
-            return fd
+        fd = os.pidfd_open(theirs.pid)
+    except ProcessLookupError:
+        return None
+    is_theirs = False
+    try:
+        is_theirs = _start_time(theirs.pid) == theirs.start_time
     except (FileNotFoundError, ProcessLookupError):
         pass
-    os.close(fd)
-    return None
+    finally:
+        if not is_theirs:
+            os.close(fd)
+    return fd if is_theirs else None
+
+
+class DeathWatch:
+    """Waits for the end of processes on this host, each under the epoch that it greeted with."""
+
+    def __init__(self, ours: HostIdentity) -> None:
+        self._ours = ours
+        self._identities: dict[int, HostIdentity] = {}
+        self._pidfds: dict[int, int] = {}
+
+    def watch(self, epoch: int, identity: HostIdentity) -> None:
+        """Have `dead` report the process once it has ended, or at once when it has."""
+        self._identities[epoch] = identity
+
+    def forget(self, epoch: int) -> None:
+        """Watch no longer."""
+        self._identities.pop(epoch, None)
+        fd = self._pidfds.pop(epoch, None)
+        if fd is not None:
+            os.close(fd)
+
+    def pollables(self) -> list[int]:
+        """What to wait for."""
+        return list(self._pidfds.values())
+
+    def dead(self) -> list[int]:
+        """Return the epochs of processes that have ended, each once."""
+        gone = [epoch for epoch in self._identities if self._is_gone(epoch)]
+        for epoch in gone:
+            self.forget(epoch)
+        return gone
+
+    def close(self) -> None:
+        """Watch nobody."""
+        for epoch in list(self._identities):
+            self.forget(epoch)
+
+    def _is_gone(self, epoch: int) -> bool:
+        if epoch not in self._pidfds:
+            try:
+                fd = open_pidfd(self._ours, self._identities[epoch])
+            except OSError:
+                return False  # not known, and so not dead; asked again the next time
+            if fd is None:
+                return True
+            self._pidfds[epoch] = fd
+        return bool(select.select([self._pidfds[epoch]], [], [], 0)[0])

@@ -187,6 +187,11 @@ def mismatch(ours: Hello, theirs: Hello) -> str | None:
     return None
 
 
+def first_common_plane(ours: Hello, theirs: Hello) -> str:
+    """Choose the first of our planes that the peer has too; none between a node and its gateway."""
+    return next((name for name in ours.planes if name in theirs.planes), "")
+
+
 class Link:
     """One end of a link.
 
@@ -196,6 +201,7 @@ class Link:
         initiates: True for the side that connected.
         now: seconds of any clock that the owner goes on using.
         check: says why a peer is refused, or None; `mismatch` unless a test says otherwise.
+        choose: picks the plane of a peer that fits, for the acceptor; "" when none works.
     """
 
     def __init__(
@@ -206,11 +212,14 @@ class Link:
         initiates: bool,
         now: float,
         check: Callable[[Hello, Hello], str | None] = mismatch,
+        choose: Callable[[Hello, Hello], str] = first_common_plane,
     ) -> None:
         self._local = local
         self._epoch = epoch
         self._initiates = initiates
         self._check = check
+        self._choose = choose
+        self._plane = ""
         self._next_seq = 1
         self._peer_epoch: int | None = None
         self._last_seq_seen = 0
@@ -306,16 +315,19 @@ class Link:
         if self.state is LinkState.DOWN:
             return (Discard("greetings_misplaced"),)
         reason = self._check(self._local, hello)
+        if reason is None and self.state is not LinkState.UP:
+            self._plane = self._choose(self._local, hello)
+            if not self._plane and self._local.layout is not None and hello.layout is not None:
+                reason = f"no data plane works between {self._local.node_id} and {hello.node_id}"
         before = self._step(LinkEvent.GREETED if reason is None else LinkEvent.MISMATCH)
-        plane = next((name for name in self._local.planes if name in hello.planes), "")
-        answer = self._transmit(HelloAck(self._local, reason is None, reason or "", plane))
+        answer = self._transmit(HelloAck(self._local, reason is None, reason or "", self._plane))
         if reason is not None:
             return (answer, LinkRefused(reason))
         if before is LinkState.UP:
             self._last_seq_seen = max(self._last_seq_seen, envelope.seq)
             return (answer,)
         self._up(envelope, now)
-        return (answer, LinkUp(hello, envelope.epoch, plane))
+        return (answer, LinkUp(hello, envelope.epoch, self._plane))
 
     def _answered_by(self, envelope: Envelope, ack: HelloAck, now: float) -> tuple[Output, ...]:
         """Initiator: take the answer to our Hello."""
@@ -330,6 +342,8 @@ class Link:
         if self.state is LinkState.DOWN:
             return (Discard("greetings_misplaced"),)
         reason = self._check(self._local, ack.hello) if ack.accepted else ack.reason
+        if reason is None and ack.plane not in ("", *self._local.planes):
+            reason = f"{ack.hello.node_id} chose the plane {ack.plane}, which was not offered"
         self._step(LinkEvent.GREETED if reason is None else LinkEvent.MISMATCH)
         if reason is not None:
             self._greet_due_s = now + REFUSED_RETRY_S

@@ -23,7 +23,7 @@ from typing import Annotated
 
 from common.codec import MAX_FRAMES, Buffer, Codec, Frames, IntArray, ItemType, MaxLen, Range
 from common.kv.layout import KVLayout
-from common.request import U64_MAX, FinishReason, SamplingParams
+from common.request import U64_MAX, FinishReason, SamplingParams, TokenLogprobs
 
 Int32s = Annotated[IntArray, ItemType("i")]
 _U64 = Annotated[int, Range(0, U64_MAX)]
@@ -63,6 +63,14 @@ class HostIdentity:
 
 
 @dataclass(frozen=True, slots=True)
+class SharedPool:
+    """A decode node's KV pool as memory that a process on its host can map: /proc/PID/fd/`fd`."""
+
+    fd: Annotated[int, Range(0, 2**31 - 1)]
+    num_pages: int
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """Who I am and what I can do; the first message of a link. A mismatch refuses the peer."""
 
@@ -72,6 +80,7 @@ class Hello:
     model: str  # fingerprint of the model folder
     layout: KVLayout | None = None  # None: a gateway holds no KV
     planes: Annotated[tuple[str, ...], MaxLen(16)] = ()
+    shm: SharedPool | None = None  # of a decode node that offers the plane shm
     verify_pages: bool = False  # of nodes: pages are sent, and wanted, with checksums
     listen: str | None = None  # where a prefill node waits for decode nodes
     capacity_tokens: int = 0  # what the pool holds: the longest prompt + answer
@@ -166,6 +175,14 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestLogprobs:
+    """Log probabilities of a request's tokens in a `Tokens` message, one each."""
+
+    request_id: _Id
+    tokens: tuple[TokenLogprobs, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Tokens:
     """A step's tokens for all requests of a gateway: request i got `counts[i]` tokens from index `first[i]`.
 
@@ -178,6 +195,7 @@ class Tokens:
     first: Int32s = field(default_factory=int32s)
     counts: Int32s = field(default_factory=int32s)
     token_ids: Int32s = field(default_factory=int32s)
+    logprobs: tuple[RequestLogprobs, ...] = ()  # of the requests that asked for them
 
     def __post_init__(self) -> None:
         """Check what relates the fields (the codec turns it into a RemoteProtocolError)."""
@@ -185,6 +203,9 @@ class Tokens:
             raise ValueError("request_ids, first and counts differ in length")
         if any(count < 0 for count in self.counts) or sum(self.counts) != len(self.token_ids):
             raise ValueError("counts do not add up to token_ids")
+        counts = dict(zip(self.request_ids, self.counts, strict=True))
+        if any(counts.get(item.request_id) != len(item.tokens) for item in self.logprobs):
+            raise ValueError("logprobs do not match counts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,6 +299,7 @@ class Choice:
 
     first_token: Annotated[int, Range(0, 2**31 - 1)]
     finish: FinishReason | None
+    logprobs: TokenLogprobs | None = None
 
 
 @dataclass(frozen=True, slots=True)

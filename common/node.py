@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.host import this_process
 from common.kv.layout import KVLayout
 from common.lifeline import Lifeline
-from common.messages import Hello, PageLedger, Role, Stats, StatsRequest, Status
+from common.messages import Hello, PageLedger, Role, SharedPool, Stats, StatsRequest, Status
 from common.peering import Connector, PeerEvent, PeerMessage, PeerUp, new_epoch
 from common.sockets import Pollable, wait
 from common.stop_signals import StopSignals
@@ -25,7 +25,7 @@ from common.stop_signals import StopSignals
 log = logging.getLogger("baton.node")
 
 ALIVE_EVERY_S = 1.0
-PLANES = ("frames",)
+PLANES = ("shm", "frames")  # the better first
 
 
 class NodeLoop(Protocol):
@@ -141,6 +141,7 @@ def make_hello(
     capacity_tokens: int,
     prefill_budget_tokens: int,
     transfer: TransferConfig,
+    shm: SharedPool | None = None,
 ) -> tuple[Hello, int]:
     """Describe this node; returns its Hello and the epoch of its process.
 
@@ -156,6 +157,7 @@ def make_hello(
         model=model,
         layout=layout,
         planes=PLANES if transfer.transfer == "auto" else (transfer.transfer,),
+        shm=shm,
         verify_pages=transfer.verify_pages,
         capacity_tokens=capacity_tokens,
         prefill_budget_tokens=prefill_budget_tokens,

@@ -9,6 +9,7 @@ calls `poll` when something of `pollables()` is readable, and at `deadline()` at
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import secrets
@@ -37,6 +38,7 @@ from common.link import (
     StatusDue,
     Tick,
     Transmit,
+    first_common_plane,
     mismatch,
 )
 from common.messages import CODEC, Hello, HelloAck, Status
@@ -109,6 +111,7 @@ PeerEvent = PeerUp | PeerDown | PeerMessage
 # Chooses where the payload frames of a message go (`Chunk`), or None for fresh memory.
 PlacePayload = Callable[[Peer, Header], Sequence[memoryview] | None]
 StatusOf = Callable[[Peer], Status]
+ChoosePlane = Callable[[Hello, Hello], str]  # of us and of the peer
 
 
 class _Session:
@@ -131,7 +134,8 @@ class _Session:
 
     def watch(self, hello: Hello) -> None:
         """Have a peer on this host watched; for any other there is the connection."""
-        self.pidfd = open_pidfd(self.owner.local.host, hello.host)
+        with contextlib.suppress(OSError):
+            self.pidfd = open_pidfd(self.owner.local.host, hello.host)
 
     def process_is_gone(self) -> bool:
         """Say whether the peer is known to have ended."""
@@ -253,8 +257,10 @@ class Acceptor(_Peering):
         local: Hello,
         epoch: int,
         status_of: StatusOf,
+        choose: ChoosePlane = first_common_plane,
     ) -> None:
         super().__init__(local, epoch, status_of)
+        self._choose = choose
         self.socket = FrameSocket.router(context, address)
         self._sessions: dict[bytes, _Session] = {}
 
@@ -318,7 +324,9 @@ class Acceptor(_Peering):
             if not isinstance(envelope.message, Hello):
                 self._disown(received.identity)
                 return
-            link = Link(self.local, self.epoch, initiates=False, now=now, check=self._refusal)
+            link = Link(
+                self.local, self.epoch, initiates=False, now=now, check=self._refusal, choose=self._choose
+            )
             session = self._sessions[received.identity] = _Session(self, link, received.identity)
         self._feed(session, Received(envelope), now)
         if session.link.state is LinkState.REFUSED:

@@ -47,13 +47,6 @@ class AdmissionQueue(Generic[K, V]):
         """Take a request out, wherever it stands."""
         return self._again.pop(key, None) or self._waiting.pop(key, None)
 
-    def drain(self) -> list[V]:
-        """Take all requests out."""
-        items = [*self._again.values(), *self._waiting.values()]
-        self._again.clear()
-        self._waiting.clear()
-        return items
-
 
 @dataclass(frozen=True, slots=True)
 class PrefillLoad:

@@ -8,7 +8,7 @@ from enum import Enum, auto
 from common.engine.batch import ScheduleBatch
 from common.kv.allocator import Lease
 from common.messages import Timings
-from common.request import FinishReason, Request
+from common.request import FinishReason, Request, SampledToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class TokenOut:
 
     key: RequestKey
     index: int
-    token: int
+    sampled: SampledToken
     finish: FinishReason | None
     timings: Timings
 
@@ -108,4 +108,3 @@ class Prebuilt:
 
     batch: ScheduleBatch
     entries: tuple[Entry, ...]
-    first_tokens: tuple[int, ...]

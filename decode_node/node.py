@@ -17,7 +17,7 @@ from common.config import DecodeConfig, EngineConfig, ModelConfig, NodeConfig, T
 from common.engine.loader import Engine, load_engine
 from common.engine.step_loop import StepLoop
 from common.lifeline import Lifeline
-from common.messages import Abort, PageLedger, Peers, Role, Status, Submit
+from common.messages import Abort, PageLedger, Peers, Role, SharedPool, Status, Submit
 from common.node import GatewayLink, make_hello, run_loop
 from common.peering import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
@@ -26,7 +26,8 @@ from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
 from decode_node.outbox import messages_of
 from decode_node.scheduler import DecodeScheduler
-from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone, TransferGaveOut
+from transfer.planes.shm import SHM
+from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone, TransferGaveOut, TransferReleased
 
 log = logging.getLogger("baton.decode")
 
@@ -58,6 +59,7 @@ class DecodeNode:
             capacity_tokens=engine.pool.num_pages * engine.layout.page_size,
             prefill_budget_tokens=0,
             transfer=transfer,
+            shm=None if engine.pool.fd is None else SharedPool(engine.pool.fd, engine.pool.num_pages),
         )
         self._endpoint = ReceiverEndpoint(self._context, engine.pool, transfer, hello, epoch)
         self._scheduler = DecodeScheduler(
@@ -174,13 +176,16 @@ class DecodeNode:
         """Tokens of the longest prompt that somebody can compute; None when nobody is there."""
         if self._colocated:
             return self._engine.spec.context_length
-        return max((load.capacity_tokens for load in self._loads()), default=None)
+        hellos = (self._endpoint.hello(node_id) for node_id in self._endpoint.ready_nodes())
+        return max((hello.capacity_tokens for hello in hellos), default=None)
 
     def _read_prefill_nodes(self, now: float) -> None:
         for output in self._endpoint.poll(now):
             match output:
                 case TransferDone(transfer_id, commit):
                     self._scheduler.transfer_done(transfer_id, commit, now)
+                case TransferReleased(transfer_id):
+                    self._scheduler.transfer_released(transfer_id)
                 case TransferGaveOut(transfer_id, status, reason, retryable):
                     self._scheduler.transfer_gave_out(
                         transfer_id,
@@ -189,8 +194,7 @@ class DecodeNode:
                         retryable=retryable,
                         can_prefill=self._can_prefill(),
                     )
-        if not self._can_prefill():
-            self._scheduler.prefill_lost()
+        self._scheduler.prefill_lost(self._longest_prompt())
         if self._can_prefill() is not self._said_usable and self._gateway_peer is not None:
             self._said_usable = self._can_prefill()
             self._gateway.send_status()
@@ -198,7 +202,7 @@ class DecodeNode:
     def _grant(self, now: float) -> None:
         while (grant := self._scheduler.admit(self._loads())) is not None:
             request = grant.entry.request
-            self._engine.runner.grant_pages(request.row, request.page_ids)
+            self._engine.runner.grant(request)
             if grant.node_id is None:
                 continue
             pages = request.page_ids[: self._engine.layout.pages_for(request.prompt_len)]
@@ -220,7 +224,7 @@ class DecodeNode:
     def _prebuild(self) -> None:
         if (prebuilt := self._scheduler.take_prebuilt()) is None:
             return
-        self._engine.runner.seed_first_tokens(prebuilt.batch, prebuilt.first_tokens)
+        self._engine.runner.seed_first_tokens(prebuilt.batch, [entry.request for entry in prebuilt.entries])
         self._scheduler.process_prebuilt(prebuilt)
         self._counters["requests_prebuilt"] += len(prebuilt.entries)
 
@@ -267,7 +271,8 @@ def run_decode(
     Raises:
         ConfigError: the model or a setting does not work here.
     """
-    loaded = load_engine(Path(model.model), model, engine)
+    share = not decode.colocated and transfer.transfer in ("auto", SHM)
+    loaded = load_engine(Path(model.model), model, engine, share_pool=share)
     run_loop(
         DecodeNode(
             loaded,

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.messages import Failed, Finish, Refused, Tokens, int32s
+from common.messages import Failed, Finish, Refused, RequestLogprobs, Tokens, int32s
+from common.request import TokenLogprobs
 from decode_node.entry import FailedOut, Out, RefusedOut, RequestKey, TokenOut
 
 
@@ -16,6 +17,7 @@ class _Run:
 
     first: int
     tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, ...]]]:
@@ -27,8 +29,11 @@ def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, .
     for out in outs:
         key, epoch = out.key, out.key.epoch
         match out:
-            case TokenOut(index=index, token=token, finish=finish, timings=timings):
-                runs.setdefault(epoch, {}).setdefault(key, _Run(index)).tokens.append(token)
+            case TokenOut(index=index, sampled=sampled, finish=finish, timings=timings):
+                run = runs.setdefault(epoch, {}).setdefault(key, _Run(index))
+                run.tokens.append(sampled.token)
+                if sampled.logprobs is not None:
+                    run.logprobs.append(sampled.logprobs)
                 if finish is not None:
                     finished.setdefault(epoch, []).append(Finish(key.request_id, finish, timings))
                     ended.setdefault(epoch, []).append(key)
@@ -54,4 +59,9 @@ def _tokens(by_key: dict[RequestKey, _Run], finished: list[Finish]) -> Tokens:
         first=int32s(run.first for run in by_key.values()),
         counts=int32s(len(run.tokens) for run in by_key.values()),
         token_ids=int32s(token for run in by_key.values() for token in run.tokens),
+        logprobs=tuple(
+            RequestLogprobs(key.request_id, tuple(run.logprobs))
+            for key, run in by_key.items()
+            if run.logprobs
+        ),
     )

@@ -27,11 +27,11 @@ from common.engine.batch import (
 )
 from common.engine.chunking import advance, plan_chunks
 from common.errors import InvariantError
-from common.kv.allocator import PageAllocator, PageUse
+from common.kv.allocator import Lease, PageAllocator, PageUse
 from common.kv.fence import FencedFreeList, StepFence
 from common.kv.layout import KVLayout
 from common.messages import Commit, PageLedger, Submit, Timings
-from common.request import FinishReason, Request
+from common.request import FinishReason, Request, SampledToken
 from decode_node.admission import AdmissionQueue, PrefillLoad, choose_prefill_node
 from decode_node.entry import (
     DecodeStep,
@@ -76,6 +76,7 @@ class DecodeScheduler:
     _prefilling: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
     _arrived: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
     _running: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
+    _quarantined: dict[int, Lease] = field(default_factory=dict)
     _early_aborts: OrderedDict[RequestKey, None] = field(default_factory=OrderedDict)
     _extended_last: bool = False
 
@@ -164,7 +165,7 @@ class DecodeScheduler:
         self._arrived[entry.key] = entry
         assert entry.lease is not None
         entry.lease.use = PageUse.ACTIVE
-        self._take_token(entry, choice.first_token, choice.finish)
+        self._take_token(entry, SampledToken(choice.first_token, choice.logprobs), choice.finish)
 
     def transfer_gave_out(
         self, transfer_id: int, status: int, reason: str, *, retryable: bool, can_prefill: bool
@@ -173,18 +174,29 @@ class DecodeScheduler:
         entry = self._of_transfer.pop(transfer_id, None)
         if entry is None:
             return
-        entry.transfer_id = None
+        self._quarantine(entry, transfer_id)
         if retryable and can_prefill and entry.attempts < MAX_ATTEMPTS:
-            self._release(entry)
             entry.phase = Phase.QUEUED
             self._queue.append_again(entry.key, entry)
             return
         self._fail(entry, status, reason)
 
-    def prefill_lost(self) -> None:
-        """No prefill node is left: what waits for one ends with an error, and can come back."""
-        for entry in self._queue.drain():
-            self._fail(entry, 503, "no prefill node is ready")
+    def transfer_released(self, transfer_id: int) -> None:
+        """Nobody writes the pages of a transfer any more that was given up, or gave out."""
+        lease = self._quarantined.pop(transfer_id, None)
+        if lease is not None:
+            self.pages.release(lease)
+
+    def prefill_lost(self, longest_prompt: int | None = None) -> None:
+        """Who waits for a prefill node that is gone ends with an error, and can come back.
+
+        `longest_prompt`: tokens that one of those left can compute, None when nobody is left. A longer one at
+        the head of the queue would block all behind it.
+        """
+        while (entry := self._queue.first()) is not None and (
+            longest_prompt is None or entry.request.prompt_len > longest_prompt
+        ):
+            self._fail(entry, 503, "no prefill node for it is ready")
 
     def take_prebuilt(self) -> Prebuilt | None:
         """Batch what arrived, as far as it may run; the metadata alone is read."""
@@ -193,7 +205,7 @@ class DecodeScheduler:
         if not entries:
             return None
         batch = prepare_for_prebuilt([entry.request for entry in entries], self.layout.page_size)
-        return Prebuilt(batch, entries, tuple(entry.request.outputs[-1] for entry in entries))
+        return Prebuilt(batch, entries)
 
     def process_prebuilt(self, prebuilt: Prebuilt) -> None:
         """The first tokens are seeded: the requests decode with everyone else."""
@@ -221,10 +233,10 @@ class DecodeScheduler:
             request.num_sampled += 1
         return DecodeStep(self._fence.launch(), batch, tuple(decode))
 
-    def process(self, step: DecodeStep, tokens: Sequence[int], now: float) -> None:
+    def process(self, step: DecodeStep, tokens: Sequence[SampledToken], now: float) -> None:
         """Take a step's tokens."""
         self._fence.process(step.step_id)
-        for entry, token in zip(step.entries, tokens, strict=True):
+        for entry, sampled in zip(step.entries, tokens, strict=True):
             if entry.phase is Phase.ENDED:
                 continue  # it ended while the step was in flight
             if not entry.request.outputs:
@@ -238,8 +250,8 @@ class DecodeScheduler:
                     first_decode_ms=(now - entry.arrived_s) * 1000,
                 )
             count = len(entry.request.outputs) + 1
-            finish = entry.request.sampling.finish_reason(token, count, self.eos_token_ids)
-            self._take_token(entry, token, finish)
+            finish = entry.request.sampling.finish_reason(sampled.token, count, self.eos_token_ids)
+            self._take_token(entry, sampled, finish)
         self.pages.pass_fence(step.step_id)
         self._rows.pass_fence(step.step_id)
 
@@ -364,9 +376,9 @@ class DecodeScheduler:
             prefill_ms=(now - entry.granted_s) * 1000,
         )
 
-    def _take_token(self, entry: Entry, token: int, finish: FinishReason | None) -> None:
-        self.out.append(TokenOut(entry.key, len(entry.request.outputs), token, finish, entry.timings))
-        entry.request.outputs.append(token)
+    def _take_token(self, entry: Entry, sampled: SampledToken, finish: FinishReason | None) -> None:
+        self.out.append(TokenOut(entry.key, len(entry.request.outputs), sampled, finish, entry.timings))
+        entry.request.outputs.append(sampled.token)
         self.tokens_sampled += 1
         if finish is not None:
             self._end(entry)
@@ -383,14 +395,24 @@ class DecodeScheduler:
             phase.pop(entry.key, None)
         if entry.transfer_id is not None:
             self._of_transfer.pop(entry.transfer_id, None)
-            entry.transfer_id = None
+            self._quarantine(entry, entry.transfer_id)
         self._release(entry)
         entry.phase = Phase.ENDED
 
-    def _release(self, entry: Entry) -> None:
-        if entry.lease is None:
-            return
-        self.pages.release(entry.lease, fence=self._fence.current)
+    def _quarantine(self, entry: Entry, transfer_id: int) -> None:
+        """Part a request from a transfer that did not end well: its pages rest until they are released."""
+        assert entry.lease is not None
+        entry.transfer_id = None
+        entry.lease.use = PageUse.QUARANTINED
+        self._quarantined[transfer_id] = entry.lease
+        self._give_back_row(entry)
+
+    def _give_back_row(self, entry: Entry) -> None:
         self._rows.give_back((entry.request.row,), self._fence.current)
         entry.lease = None
         entry.request.page_ids, entry.request.row = (), 0
+
+    def _release(self, entry: Entry) -> None:
+        if entry.lease is not None:
+            self.pages.release(entry.lease, fence=self._fence.current)
+            self._give_back_row(entry)

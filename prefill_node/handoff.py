@@ -51,7 +51,7 @@ class Handoff:
     def step(self, now: float) -> bool:
         """Launch the next chunks and send them behind the forward; True when something was done."""
         for request in self._scheduler.admit():
-            self._engine.runner.grant_pages(request.row, request.page_ids)
+            self._engine.runner.grant(request)
         step = self._scheduler.next_step(now)
         if step is not None:
             self.loop.launch(step)

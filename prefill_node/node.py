@@ -74,7 +74,7 @@ class PrefillNode:
         self._handoff.take(self._endpoint.take_outputs(), now)
         if self._debug_checks:
             self._scheduler.check_invariants()
-        return done
+        return done or self._endpoint.has_more
 
     def pollables(self) -> list[Pollable]:
         """What the node waits for."""

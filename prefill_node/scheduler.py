@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
@@ -21,7 +21,7 @@ from common.kv.allocator import Lease, PageAllocator, PageUse
 from common.kv.fence import FencedFreeList, StepFence
 from common.kv.layout import KVLayout
 from common.messages import Choice, PageLedger, Prefill
-from common.request import Request
+from common.request import Request, SampledToken
 
 K = TypeVar("K", bound=Hashable)  # the owner's name for a transfer
 
@@ -162,21 +162,22 @@ class PrefillScheduler(Generic[K]):
                 chunk.job.launched_s = now
         return PrefillStep(self._fence.launch(), batch, chunks)
 
-    def process(self, step: PrefillStep[K], tokens: tuple[int, ...], now: float) -> list[FirstTokenReady[K]]:
+    def process(
+        self, step: PrefillStep[K], tokens: Sequence[SampledToken], now: float
+    ) -> list[FirstTokenReady[K]]:
         """Take a step's result: the first tokens of the prompts that it ended."""
         self._fence.process(step.step_id)
         ready = []
         ended = [chunk.job for chunk in step.chunks if chunk.plan.is_last]
-        for job, token in zip(ended, tokens, strict=True):
+        for job, sampled in zip(ended, tokens, strict=True):
             if job.stopped:
                 continue
-            job.request.outputs.append(token)
-            finish = job.request.sampling.finish_reason(token, 1, self.eos_token_ids)
+            finish = job.request.sampling.finish_reason(sampled.token, 1, self.eos_token_ids)
             assert job.launched_s is not None
             ready.append(
                 FirstTokenReady(
                     job.key,
-                    Choice(token, finish),
+                    Choice(sampled.token, finish, sampled.logprobs),
                     queue_ms=(job.launched_s - job.arrived_s) * 1000,
                     prefill_ms=(now - job.launched_s) * 1000,
                 )

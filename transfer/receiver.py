@@ -1,8 +1,9 @@
 """D's machine of one transfer. Pure: no clock, no socket, no tensor.
 
-It decides whether a chunk is the next one, when the hand-over is complete, and whom to tell. Where bytes
-go is the plane's business, which pages they are is D's: on the plane `frames` D places the bytes itself,
-so its pages are its own again as soon as it gives up, and need not wait for `Quiesced`.
+It decides whether a chunk is the next one, when the hand-over is complete, whom to tell, and when D's pages
+are D's again. Where D places the bytes itself (plane `frames`) they are as soon as it gives up. On one-sided
+planes P may still be writing: they rest until P says `Quiesced`, `Rejected` or `Failed`, or until its process
+is known to be gone. No timeout ends that: a stopped process goes on writing when it wakes.
 """
 
 from __future__ import annotations
@@ -33,9 +34,13 @@ class Broken:
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """The link is down, or P's Status does not know the transfer."""
+    """The link is down, or P's Status does not know the transfer.
+
+    `quiet`: P writes no more, because its process is gone or because it does not know the transfer.
+    """
 
     reason: str
+    quiet: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,18 +82,20 @@ class GaveOut:
 
 
 @dataclass(frozen=True, slots=True)
-class Closed:
-    """P is quiet: an aborted transfer is over."""
+class PagesFree:
+    """Nobody but D writes the pages of a transfer that was not completed. Said once."""
 
 
-Input = Chunk | Commit | Rejected | Failed | Quiesced | GiveUp | Broken | Lost | Tick
-Output = Send | Place | Done | GaveOut | Closed
+Message = Chunk | Commit | Rejected | Failed | Quiesced
+Input = Message | GiveUp | Broken | Lost | Tick
+Output = Send | Place | Done | GaveOut | PagesFree
 
 
 class Receiver:
-    """One transfer of `num_pages` pages."""
+    """One transfer of `num_pages` pages; `one_sided` where P writes into them by itself."""
 
-    def __init__(self, transfer_id: int, num_pages: int) -> None:
+    def __init__(self, transfer_id: int, num_pages: int, *, one_sided: bool) -> None:
+        self._one_sided = one_sided
         self.transfer_id = transfer_id
         self.num_pages = num_pages
         self.pages_in = 0
@@ -121,13 +128,13 @@ class Receiver:
                 return self._refused(GaveOut(status, reason, retryable=True))
             case Quiesced():
                 self._step(ReceiverEvent.QUIESCED)
-                return (Closed(),)
+                return self._quiet()
             case GiveUp():
                 return self._give_up(ReceiverEvent.ABORT, now)
             case Broken(reason):
                 return self._broken(reason, now)
-            case Lost(reason):
-                return self._lost(reason)
+            case Lost():
+                return self._lost(input_, now)
             case Tick():
                 return self._tick(now)
 
@@ -163,24 +170,33 @@ class Receiver:
 
     def _refused(self, gave_out: GaveOut) -> tuple[Output, ...]:
         if self._step(ReceiverEvent.REFUSED) is ReceiverState.ABORTING:
-            return (Closed(),)
-        return (gave_out,)
+            return self._quiet()
+        return (gave_out, PagesFree())
 
     def _broken(self, reason: str, now: float) -> tuple[Output, ...]:
         was_aborting = self.state is ReceiverState.ABORTING
-        aborts = self._give_up(ReceiverEvent.BROKEN, now)
-        return aborts if was_aborting else (*aborts, GaveOut(503, reason, retryable=True))
+        outputs = self._give_up(ReceiverEvent.BROKEN, now)
+        # Before PagesFree: until then our owner takes the pages to be the transfer's.
+        return outputs if was_aborting else (GaveOut(503, reason, retryable=True), *outputs)
 
-    def _lost(self, reason: str) -> tuple[Output, ...]:
+    def _lost(self, lost: Lost, now: float) -> tuple[Output, ...]:
+        if self._one_sided and not lost.quiet:
+            # P lives, out of reach: it is asked again and again whether it is quiet.
+            return self._broken(lost.reason, now)
         if self._step(ReceiverEvent.LOST) is ReceiverState.ABORTING:
-            return (Closed(),)
-        return (GaveOut(503, reason, retryable=True),)
+            return self._quiet()
+        return (GaveOut(503, lost.reason, retryable=True), PagesFree())
+
+    def _quiet(self) -> tuple[Output, ...]:
+        """P is quiet about a transfer that we gave up: news only where we waited for it."""
+        return (PagesFree(),) if self._one_sided else ()
 
     def _give_up(self, event: ReceiverEvent, now: float) -> tuple[Output, ...]:
         if self._step(event) is ReceiverState.ABORTING:
             return ()
         self._abort_due_s = now + ABORT_RETRY_S
-        return (Send(Abort(self.transfer_id)),)
+        abort = Send(Abort(self.transfer_id))
+        return (abort,) if self._one_sided else (abort, PagesFree())
 
     def _tick(self, now: float) -> tuple[Output, ...]:
         due = self.deadline()

@@ -16,6 +16,7 @@ import zmq
 from common.codec import Header, IntArray
 from common.config import TransferConfig
 from common.errors import ConfigError, LocalProtocolError, RemoteProtocolError
+from common.host import DeathWatch
 from common.kv.pool import KVPool
 from common.link import mismatch
 from common.messages import (
@@ -37,6 +38,7 @@ from common.sockets import Pollable
 from transfer import receiver as rx
 from transfer.planes.base import PlaneReceiver
 from transfer.planes.frames import FramesReceiver
+from transfer.planes.shm import SHM, ShmReceiver
 
 log = logging.getLogger("baton.transfer")
 
@@ -64,7 +66,7 @@ class TransferDone:
 
 @dataclass(frozen=True, slots=True)
 class TransferGaveOut:
-    """The transfer will not be completed. Its pages are D's again."""
+    """The transfer will not be completed."""
 
     transfer_id: int
     status: int
@@ -72,20 +74,14 @@ class TransferGaveOut:
     retryable: bool
 
 
-ReceiverOutput = TransferDone | TransferGaveOut
+@dataclass(frozen=True, slots=True)
+class TransferReleased:
+    """The pages of a transfer that was aborted, or gave out, are D's again. Said once for each."""
+
+    transfer_id: int
 
 
-@dataclass(eq=False, slots=True)
-class _Incoming:
-    machine: rx.Receiver
-    page_ids: tuple[int, ...]
-    num_tokens: int
-    page_size: int
-
-    @property
-    def tokens_ahead(self) -> int:
-        """Prompt tokens that P has not yet computed, as far as D knows."""
-        return max(0, self.num_tokens - self.machine.pages_in * self.page_size)
+ReceiverOutput = TransferDone | TransferGaveOut | TransferReleased
 
 
 @dataclass(eq=False, slots=True)
@@ -97,11 +93,27 @@ class _PrefillNode:
     peer: Peer | None = None
     plane: PlaneReceiver | None = None
     reconciler: Reconciler = field(default_factory=Reconciler)
-    transfers: dict[int, _Incoming] = field(default_factory=dict)
+
+
+@dataclass(eq=False, slots=True)
+class _Incoming:
+    """A transfer: its machine, D's pages, and the process that it is at."""
+
+    machine: rx.Receiver
+    page_ids: tuple[int, ...]
+    num_tokens: int
+    page_size: int
+    epoch: int  # of P's process
+    node: _PrefillNode | None  # None: the process is out of reach
+
+    @property
+    def tokens_ahead(self) -> int:
+        """Prompt tokens that P has not yet computed, as far as D knows."""
+        return max(0, self.num_tokens - self.machine.pages_in * self.page_size)
 
 
 class ReceiverEndpoint:
-    """D's end. Pages given with `grant` belong to the transfer until it is reported, or aborted."""
+    """D's end. Pages given with `grant` belong to the transfer until it is done or released."""
 
     def __init__(
         self,
@@ -117,7 +129,8 @@ class ReceiverEndpoint:
         self._local = local
         self._epoch = epoch
         self._nodes: dict[str, _PrefillNode] = {}
-        self._of_transfer: dict[int, _PrefillNode] = {}
+        self._transfers: dict[int, _Incoming] = {}
+        self._out_of_reach = DeathWatch(local.host)
         self._next_id = 1
         self._turn = 0
         self._outputs: list[ReceiverOutput] = []
@@ -147,7 +160,7 @@ class ReceiverEndpoint:
 
     def tokens_ahead(self, node_id: str) -> int:
         """Prompt tokens granted to a prefill node and not yet computed there."""
-        return sum(t.tokens_ahead for t in self._nodes[node_id].transfers.values())
+        return sum(transfer.tokens_ahead for transfer in self._at(self._nodes[node_id]))
 
     def hello(self, node_id: str) -> Hello:
         """What a node that is up greeted with."""
@@ -167,17 +180,17 @@ class ReceiverEndpoint:
     ) -> int:
         """Have a prefill node that is up compute a prompt into these pages; returns the transfer's id."""
         node = self._nodes[node_id]
-        if node.peer is None:
+        if node.peer is None or node.plane is None:
             raise LocalProtocolError(f"{node_id} is not up")
         transfer_id, self._next_id = self._next_id, self._next_id + 1
-        incoming = _Incoming(
-            rx.Receiver(transfer_id, len(page_ids)),
+        self._transfers[transfer_id] = _Incoming(
+            rx.Receiver(transfer_id, len(page_ids), one_sided=node.plane.one_sided),
             tuple(page_ids),
             len(prompt_ids),
             self._pool.layout.page_size,
+            node.peer.epoch,
+            node,
         )
-        node.transfers[transfer_id] = incoming
-        self._of_transfer[transfer_id] = node
         self._turn += 1
         self._counters["transfers_started"] += 1
         seq = node.peer.send(Prefill(transfer_id, sampling, prompt_ids, int32s(page_ids)))
@@ -185,23 +198,22 @@ class ReceiverEndpoint:
         return transfer_id
 
     def abort(self, transfer_id: int, now: float) -> None:
-        """Give a transfer up. Its pages are D's again at once: on this plane D alone writes them."""
-        node = self._of_transfer.get(transfer_id)
-        if node is not None:
+        """Give a transfer up. Its pages are D's again when `poll` says that it is released."""
+        if (transfer := self._transfers.get(transfer_id)) is not None:
             self._counters["transfers_aborted"] += 1
-            self._feed(node, transfer_id, rx.GiveUp(), now)
+            self._feed(transfer, rx.GiveUp(), now)
 
     # The loop -----------------------------------------------------------------------------------------------
 
     def pollables(self) -> list[Pollable]:
         """What to wait for."""
-        return [item for node in self._nodes.values() for item in node.connector.pollables()]
+        sockets = [item for node in self._nodes.values() for item in node.connector.pollables()]
+        return [*sockets, *self._out_of_reach.pollables()]
 
     def deadline(self) -> float | None:
         """When `poll` has something to do at the latest."""
         deadlines = [node.connector.deadline() for node in self._nodes.values()]
-        for node in self._nodes.values():
-            deadlines += [transfer.machine.deadline() for transfer in node.transfers.values()]
+        deadlines += [transfer.machine.deadline() for transfer in self._transfers.values()]
         return min((d for d in deadlines if d is not None), default=None)
 
     def poll(self, now: float) -> list[ReceiverOutput]:
@@ -211,12 +223,15 @@ class ReceiverEndpoint:
                 match event:
                     case PeerUp(peer):
                         self._up(node, peer)
-                    case PeerDown(_, reason):
-                        self._down(node, f"prefill node {node.info.node_id}: {reason}", now)
+                    case PeerDown(peer, reason):
+                        self._down(node, peer, f"prefill node {node.info.node_id}: {reason}", now)
                     case PeerMessage(_, message):
                         self._message(node, message, now)
-            for transfer_id in list(node.transfers):
-                self._feed(node, transfer_id, rx.Tick(), now)
+        for epoch in self._out_of_reach.dead():
+            for transfer in [t for t in self._transfers.values() if t.node is None and t.epoch == epoch]:
+                self._feed(transfer, rx.Lost("its process ended", quiet=True), now)
+        for transfer in list(self._transfers.values()):
+            self._feed(transfer, rx.Tick(), now)
         outputs, self._outputs = self._outputs, []
         return outputs
 
@@ -231,8 +246,12 @@ class ReceiverEndpoint:
         """Close all links."""
         for node in self._nodes.values():
             node.connector.close()
+        self._out_of_reach.close()
 
-    # ------------------------------------------------------------------------------------------------------
+    # --------------------------------------------------------------------------------------------------------
+
+    def _at(self, node: _PrefillNode) -> list[_Incoming]:
+        return [transfer for transfer in self._transfers.values() if transfer.node is node]
 
     def _connect(self, info: PeerInfo, now: float) -> _PrefillNode:
         def place(peer: Peer, header: Header) -> Sequence[memoryview] | None:
@@ -260,23 +279,30 @@ class ReceiverEndpoint:
         log.info("%s: linked to %s, plane %s", self._local.node_id, peer.node_id, peer.plane)
         node.peer = peer
         node.reconciler = Reconciler()
-        node.plane = FramesReceiver(
-            self._pool,
-            peer.send,
-            window_bytes=self._config.transfer_window * MEBIBYTE,
-            verify_pages=self._config.verify_pages,
-        )
+        verify = self._config.verify_pages
+        if peer.plane == SHM:
+            node.plane = ShmReceiver(self._pool, verify_pages=verify)
+        else:
+            window = self._config.transfer_window * MEBIBYTE
+            node.plane = FramesReceiver(self._pool, peer.send, window_bytes=window, verify_pages=verify)
+        self._out_of_reach.forget(peer.epoch)
+        for transfer in self._transfers.values():
+            if transfer.node is None and transfer.epoch == peer.epoch:
+                transfer.node = node  # the same process: it can be asked again whether it is quiet
 
-    def _down(self, node: _PrefillNode, reason: str, now: float) -> None:
+    def _down(self, node: _PrefillNode, peer: Peer | None, reason: str, now: float) -> None:
         node.peer = None
         if node.plane is not None:
             node.plane.close()
             node.plane = None
-        for transfer_id in list(node.transfers):
-            self._feed(node, transfer_id, rx.Lost(reason), now)
+        for transfer in self._at(node):
+            transfer.node = None
+            self._feed(transfer, rx.Lost(reason, quiet=False), now)
+            if not transfer.machine.ended and peer is not None:
+                self._out_of_reach.watch(transfer.epoch, peer.hello.host)
 
     def _drop(self, node: _PrefillNode, reason: str, now: float) -> None:
-        self._down(node, f"prefill node {node.info.node_id}: {reason}", now)
+        self._down(node, node.peer, f"prefill node {node.info.node_id}: {reason}", now)
         node.connector.close()
         self._counters.update(node.connector.counters)
         del self._nodes[node.info.node_id]
@@ -285,17 +311,23 @@ class ReceiverEndpoint:
         match message:
             case Status():
                 self._status(node, message, now)
-            case Chunk():
-                if message.transfer_id in node.transfers:
-                    self._feed(node, message.transfer_id, message, now)
-                else:
-                    self._late(node, message)
-            case Commit() | Rejected() | Quiesced():
-                self._feed(node, message.transfer_id, message, now)
+            case Chunk() | Commit() | Rejected() | Quiesced():
+                self._transfer_message(node, message.transfer_id, message, now)
             case Failed():
-                self._feed(node, message.id, message, now)
+                self._transfer_message(node, message.id, message, now)
             case _:
                 self._counters["messages_misplaced"] += 1
+
+    def _transfer_message(
+        self, node: _PrefillNode, transfer_id: int, message: rx.Message, now: float
+    ) -> None:
+        transfer = self._transfers.get(transfer_id)
+        if transfer is not None and transfer.node is node:
+            self._feed(transfer, message, now)
+            return
+        self._counters["messages_late"] += 1
+        if isinstance(message, Chunk):
+            self._pass_over(node, message)
 
     def _status(self, node: _PrefillNode, status: Status, now: float) -> None:
         assert node.plane is not None
@@ -305,35 +337,32 @@ class ReceiverEndpoint:
             log.error("%s: %s: %s", self._local.node_id, node.info.node_id, error)
             self._counters["messages_rejected"] += 1
         for transfer_id in node.reconciler.on_status(status.last_seq_seen, status.open_ids):
-            self._feed(node, transfer_id, rx.Lost(f"{node.info.node_id} does not know the transfer"), now)
+            lost = rx.Lost(f"{node.info.node_id} does not know the transfer", quiet=True)
+            self._feed(self._transfers[transfer_id], lost, now)
 
-    def _feed(self, node: _PrefillNode, transfer_id: int, input_: rx.Input, now: float) -> None:
-        transfer = node.transfers.get(transfer_id)
-        if transfer is None:
-            self._counters["messages_late"] += 1
-            return
+    def _feed(self, transfer: _Incoming, input_: rx.Input, now: float) -> None:
         try:
             outputs = transfer.machine.handle(input_, now)
         except RemoteProtocolError as error:
             self._counters["messages_misplaced"] += 1
             outputs = transfer.machine.handle(rx.Broken(str(error)), now)
         for output in outputs:
-            self._perform(node, transfer, output, now)
+            self._perform(transfer, output, now)
         if isinstance(input_, Chunk) and not any(isinstance(o, rx.Place) for o in outputs):
-            self._late(node, input_)
-        if transfer.machine.ended and node.transfers.pop(transfer_id, None) is not None:
-            self._of_transfer.pop(transfer_id, None)
-            node.reconciler.closed(transfer_id)
+            assert transfer.node is not None
+            self._pass_over(transfer.node, input_)
+        if transfer.machine.ended and self._transfers.pop(transfer.machine.transfer_id, None) is not None:
+            self._close(transfer)
 
-    def _perform(self, node: _PrefillNode, transfer: _Incoming, output: rx.Output, now: float) -> None:
+    def _perform(self, transfer: _Incoming, output: rx.Output, now: float) -> None:
         transfer_id = transfer.machine.transfer_id
         match output:
             case rx.Send(message):
-                node.reconciler.closed(transfer_id)  # from now on Quiesced is waited for, not the first token
-                if node.peer is not None:
-                    node.peer.send(message)
+                self._close(transfer)  # from now on Quiesced is waited for, not the first token
+                if transfer.node is not None and transfer.node.peer is not None:
+                    transfer.node.peer.send(message)
             case rx.Place(chunk):
-                self._place(node, transfer, chunk, now)
+                self._place(transfer, chunk, now)
             case rx.Done(commit):
                 self._counters["transfers_done"] += 1
                 self._outputs.append(TransferDone(transfer_id, commit))
@@ -341,21 +370,26 @@ class ReceiverEndpoint:
                 self._counters["transfers_failed"] += 1
                 log.warning("%s: transfer %d: %s", self._local.node_id, transfer_id, reason)
                 self._outputs.append(TransferGaveOut(transfer_id, status, reason, retryable))
-            case rx.Closed():
-                pass
+            case rx.PagesFree():
+                self._outputs.append(TransferReleased(transfer_id))
 
-    def _place(self, node: _PrefillNode, transfer: _Incoming, chunk: Chunk, now: float) -> None:
-        assert node.plane is not None
+    def _close(self, transfer: _Incoming) -> None:
+        if transfer.node is not None:
+            transfer.node.reconciler.closed(transfer.machine.transfer_id)
+
+    def _place(self, transfer: _Incoming, chunk: Chunk, now: float) -> None:
+        assert transfer.node is not None
+        assert transfer.node.plane is not None
         try:
-            node.plane.take(chunk, transfer.page_ids[chunk.first_page : chunk.first_page + chunk.num_pages])
+            pages = transfer.page_ids[chunk.first_page : chunk.first_page + chunk.num_pages]
+            transfer.node.plane.take(chunk, pages)
             self._counters["pages_received"] += chunk.num_pages
         except RemoteProtocolError as error:
             self._counters["chunks_broken"] += 1
-            self._feed(node, transfer.machine.transfer_id, rx.Broken(str(error)), now)
+            self._feed(transfer, rx.Broken(str(error)), now)
 
-    def _late(self, node: _PrefillNode, chunk: Chunk) -> None:
+    def _pass_over(self, node: _PrefillNode, chunk: Chunk) -> None:
         """A chunk that nobody waits for: its bytes go nowhere, its credit comes back."""
-        self._counters["messages_late"] += 1
         if node.plane is not None:
             try:
                 node.plane.take(chunk, None)

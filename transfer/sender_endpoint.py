@@ -14,15 +14,18 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from common.codec import IntArray
 from common.config import TransferConfig
 from common.kv.pool import KVPool
-from common.messages import Abort, Choice, Credit, Hello, Prefill, Quiesced, Status
+from common.link import first_common_plane
+from common.messages import Abort, Choice, Credit, Hello, HostIdentity, Prefill, Quiesced, Rejected, Status
 from common.peering import Acceptor, Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
 from common.sockets import Pollable
 from transfer import sender as tx
 from transfer.planes.base import PlaneSender
-from transfer.planes.frames import FramesSender
+from transfer.planes.frames import FRAMES, FramesSender
+from transfer.planes.shm import SHM, ShmSender, ShmUnavailable, open_pool
 from transfer.states import SenderState
 
 log = logging.getLogger("baton.transfer")
@@ -34,6 +37,7 @@ COUNTERS = (
     "transfers_aborted",
     "aborts_before_request",
     "pages_sent",
+    "planes_fallen_back",
     "messages_duplicate",
     "messages_misplaced",
 )
@@ -80,7 +84,7 @@ class _DecodeNode:
     plane: PlaneSender
     reconciler: Reconciler = field(default_factory=Reconciler)
     transfers: dict[int, tx.Sender] = field(default_factory=dict)
-    early_aborts: OrderedDict[int, None] = field(default_factory=OrderedDict)
+    target_ids: dict[int, IntArray] = field(default_factory=dict)  # D's pages of each transfer
 
 
 class SenderEndpoint:
@@ -97,7 +101,9 @@ class SenderEndpoint:
     ) -> None:
         self._pool = pool
         self._config = config
-        self._acceptor = Acceptor(context, address, local, epoch, self._status)
+        self._mapped: dict[HostIdentity, KVPool] = {}  # pools of decode nodes that greeted in this turn
+        self._early_aborts: OrderedDict[TransferKey, None] = OrderedDict()
+        self._acceptor = Acceptor(context, address, local, epoch, self._status, self._choose_plane)
         self._nodes: dict[int, _DecodeNode] = {}  # by epoch
         self._outputs: list[SenderOutput] = []
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -150,10 +156,16 @@ class SenderEndpoint:
                 case PeerMessage(peer, message):
                     if (node := self._nodes.get(peer.epoch)) is not None and node.peer is peer:
                         self._message(node, message)
+        self._mapped.clear()
         for node in self._nodes.values():
             self._settle(node)
             self._move(node)
         return self.take_outputs()
+
+    @property
+    def has_more(self) -> bool:
+        """Pages can move at once: `poll` should come soon."""
+        return any(node.plane.has_more for node in self._nodes.values())
 
     def take_outputs(self) -> list[SenderOutput]:
         """What happened since the last call, by what the owner said, too."""
@@ -168,14 +180,37 @@ class SenderEndpoint:
 
     def close(self) -> None:
         """Close all links."""
+        for node in self._nodes.values():
+            node.plane.close()
         self._acceptor.close()
 
     # ----------------------------------------------------------------------------------------------------
 
     def _up(self, peer: Peer) -> None:
         log.info("linked to %s, plane %s", peer.node_id, peer.plane)
-        plane = FramesSender(self._pool, peer.send, verify_pages=self._config.verify_pages)
+        verify = self._config.verify_pages
+        plane: PlaneSender
+        if peer.plane == SHM:
+            target = self._mapped[peer.hello.host]
+            plane = ShmSender(self._pool, target, peer.send, verify_pages=verify)
+        else:
+            plane = FramesSender(self._pool, peer.send, verify_pages=verify)
         self._nodes[peer.epoch] = _DecodeNode(peer, plane)
+
+    def _choose_plane(self, ours: Hello, theirs: Hello) -> str:
+        """Take shm where D's pool can be mapped; what falls back says so."""
+        plane = first_common_plane(ours, theirs)
+        if plane != SHM:
+            return plane
+        try:
+            self._mapped[theirs.host] = open_pool(ours, theirs)
+        except ShmUnavailable as error:
+            log.warning("%s: no shared memory with %s: %s", ours.node_id, theirs.node_id, error)
+            if FRAMES not in ours.planes or FRAMES not in theirs.planes:
+                return ""
+            self._counters["planes_fallen_back"] += 1
+            return FRAMES
+        return SHM
 
     def _down(self, peer: Peer) -> None:
         node = self._nodes.get(peer.epoch)
@@ -212,27 +247,36 @@ class SenderEndpoint:
 
     def _arrived(self, node: _DecodeNode, prefill: Prefill) -> None:
         transfer_id = prefill.transfer_id
-        if transfer_id in node.early_aborts:
-            del node.early_aborts[transfer_id]
+        key = TransferKey(node.peer.epoch, transfer_id)
+        if key in self._early_aborts:
+            del self._early_aborts[key]
             self._counters["aborts_before_request"] += 1
             return
         if transfer_id in node.transfers:
             self._counters["messages_duplicate"] += 1
             return
+        if not node.plane.can_reach(prefill.page_ids):
+            self._counters["transfers_rejected"] += 1
+            reason = f"pages were granted that are not in the pool of {node.peer.node_id}"
+            node.peer.send(Rejected(transfer_id, 500, reason))
+            return
         node.transfers[transfer_id] = tx.Sender(transfer_id, len(prefill.page_ids))
+        node.target_ids[transfer_id] = prefill.page_ids
         node.reconciler.opened(transfer_id)
         self._counters["transfers_started"] += 1
-        self._outputs.append(TransferArrived(TransferKey(node.peer.epoch, transfer_id), prefill))
+        self._outputs.append(TransferArrived(key, prefill))
 
     def _aborted(self, node: _DecodeNode, transfer_id: int) -> None:
+        key = TransferKey(node.peer.epoch, transfer_id)
         if transfer_id in node.transfers:
             self._counters["transfers_aborted"] += 1
-            self._feed(TransferKey(node.peer.epoch, transfer_id), Abort(transfer_id))
+            self._feed(key, Abort(transfer_id))
             return
-        # Over, or not yet here. Answered either way: D waits for it.
-        node.early_aborts[transfer_id] = None
-        while len(node.early_aborts) > REMEMBERED_ABORTS:
-            node.early_aborts.popitem(last=False)
+        # Over, or not yet here. Answered either way: D waits for it. Remembered beyond the link: its request
+        # may still come over an older connection, after D was told that nothing is written any more.
+        self._early_aborts[key] = None
+        while len(self._early_aborts) > REMEMBERED_ABORTS:
+            self._early_aborts.popitem(last=False)
         node.peer.send(Quiesced(transfer_id))
 
     def _move(self, node: _DecodeNode) -> None:
@@ -256,11 +300,13 @@ class SenderEndpoint:
                 case tx.Send(message):
                     node.peer.send(message)
                 case tx.Post(first_page, page_ids):
-                    node.plane.post(key.transfer_id, first_page, page_ids)
+                    targets = node.target_ids[key.transfer_id][first_page : first_page + len(page_ids)]
+                    node.plane.post(key.transfer_id, first_page, page_ids, targets)
                 case tx.Stop():
                     self._outputs.append(TransferStopped(key))
                     self._settle(node)
                 case tx.Ended():
                     node.transfers.pop(key.transfer_id, None)
+                    node.target_ids.pop(key.transfer_id, None)
                     node.reconciler.closed(key.transfer_id)
                     self._outputs.append(TransferEnded(key))

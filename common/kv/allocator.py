@@ -20,6 +20,7 @@ class PageUse(Enum):
     ACTIVE = "active"  # a running request's
     INCOMING = "incoming"  # a transfer writes them
     OUTGOING = "outgoing"  # a transfer reads them
+    QUARANTINED = "quarantined"  # given up, but a remote writer may still touch them
 
 
 @dataclass(eq=False, slots=True)
@@ -80,7 +81,7 @@ class PageAllocator:
             active=uses[PageUse.ACTIVE],
             incoming=uses[PageUse.INCOMING],
             outgoing=uses[PageUse.OUTGOING],
-            quarantined=self._list.num_resting,
+            quarantined=self._list.num_resting + uses[PageUse.QUARANTINED],
         )
 
     def check_invariants(self) -> None:

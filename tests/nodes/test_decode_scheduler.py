@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.engine.batch import ForwardMode
 from common.kv.layout import KVLayout
 from common.messages import Choice, Commit, Submit, int32s
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, SampledToken, SamplingParams
 from decode_node.admission import PrefillLoad, choose_prefill_node
 from decode_node.entry import FailedOut, RefusedOut, RequestKey, TokenOut
 from decode_node.scheduler import DecodeScheduler
@@ -48,6 +48,10 @@ def submit(
     return key
 
 
+def drawn(*tokens: int) -> list[SampledToken]:
+    return [SampledToken(token) for token in tokens]
+
+
 def commit(transfer_id: int, token: int, finish: FinishReason | None = None) -> Commit:
     return Commit(transfer_id, 2, 1.0, 2.0, (Choice(token, finish),))
 
@@ -66,7 +70,7 @@ def prebuild(s: DecodeScheduler) -> None:
 
 
 def tokens_of(s: DecodeScheduler, key: RequestKey) -> list[tuple[int, int, FinishReason | None]]:
-    return [(o.index, o.token, o.finish) for o in s.out if isinstance(o, TokenOut) and o.key == key]
+    return [(o.index, o.sampled.token, o.finish) for o in s.out if isinstance(o, TokenOut) and o.key == key]
 
 
 def test_a_request_is_handed_over_and_decodes_to_its_length() -> None:
@@ -79,7 +83,7 @@ def test_a_request_is_handed_over_and_decodes_to_its_length() -> None:
         step = s.next_step(3.0)
         assert step is not None
         assert step.batch.mode is ForwardMode.DECODE
-        s.process(step, [token], 4.0)
+        s.process(step, drawn(token), 4.0)
     assert tokens_of(s, key) == [(0, 9, None), (1, 11, None), (2, 12, FinishReason.LENGTH)]
     assert s.next_step(5.0) is None
     assert s.ledger().free == 12
@@ -115,7 +119,7 @@ def test_more_than_may_run_wait_with_their_first_token_out() -> None:
     assert step is not None
     assert len(step.entries) == 2
     assert s.take_prebuilt() is None
-    s.process(step, [EOS, 9], 0.0)
+    s.process(step, drawn(EOS, 9), 0.0)
     prebuild(s)
     assert all(tokens_of(s, key) for key in keys)
 
@@ -129,9 +133,9 @@ def test_overlap_launches_ahead_and_drops_the_step_of_a_request_that_ended() -> 
     second = s.next_step(0.0)
     assert first is not None
     assert second is not None
-    s.process(first, [EOS], 0.0)
+    s.process(first, drawn(EOS), 0.0)
     assert s.ledger().quarantined == 4, "the second step still writes a page"
-    s.process(second, [33], 0.0)
+    s.process(second, drawn(33), 0.0)
     assert [t for _, t, _ in tokens_of(s, key)] == [9, EOS]
     assert s.ledger().free == 12
 
@@ -184,6 +188,8 @@ def test_a_failed_transfer_is_tried_again_then_told() -> None:
         assert grant is not None
         s.granted(grant.entry, attempt, 0.0)
         s.transfer_gave_out(attempt, 503, "gone", retryable=True, can_prefill=True)
+        assert s.ledger().quarantined == 3
+        s.transfer_released(attempt)
     assert s.out == [FailedOut(key, 503, "gone", 1)]
     assert s.ledger().free == 12
 
@@ -228,7 +234,7 @@ def test_colocated_prompts_and_decoding_take_turns() -> None:
     assert grant.node_id is None
     step = s.next_step(0.0)
     assert step is not None
-    s.process(step, [9], 0.0)
+    s.process(step, drawn(9), 0.0)
     submit(s, 2, prompt_len=30, max_tokens=2)
     s.admit(())
     modes = []
@@ -236,7 +242,7 @@ def test_colocated_prompts_and_decoding_take_turns() -> None:
         step = s.next_step(0.0)
         assert step is not None
         modes.append(step.batch.mode)
-        s.process(step, [9] * len(step.entries), 0.0)
+        s.process(step, drawn(*[9] * len(step.entries)), 0.0)
     assert modes == [ForwardMode.DECODE, ForwardMode.EXTEND] * 3
 
 
@@ -261,6 +267,7 @@ class DecodeLife(RuleBasedStateMachine):
         self.s = scheduler(num_pages=16, num_rows=4, max_running=3, max_queued=5)
         self.ids = 0
         self.transfers: dict[int, RequestKey] = {}
+        self.quarantined: list[int] = []
         self.in_flight: list[Any] = []
         self.told: dict[RequestKey, list[int]] = {}
         self.ended: set[RequestKey] = set()
@@ -298,7 +305,13 @@ class DecodeLife(RuleBasedStateMachine):
     def give_out(self, data: st.DataObject, retryable: bool) -> None:
         transfer_id = data.draw(st.sampled_from(sorted(self.transfers)))
         del self.transfers[transfer_id]
+        self.quarantined.append(transfer_id)
         self.s.transfer_gave_out(transfer_id, 503, "gone", retryable=retryable, can_prefill=True)
+
+    @precondition(lambda self: self.quarantined)
+    @rule()
+    def release(self) -> None:
+        self.s.transfer_released(self.quarantined.pop(0))
 
     @rule()
     def prebuild(self) -> None:
@@ -320,7 +333,7 @@ class DecodeLife(RuleBasedStateMachine):
         tokens = [self.token() for _ in step.entries]
         if eos:
             tokens[0] = EOS
-        self.s.process(step, tokens, 0.0)
+        self.s.process(step, drawn(*tokens), 0.0)
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
@@ -330,6 +343,7 @@ class DecodeLife(RuleBasedStateMachine):
         transfer_id = self.s.abort(key)
         if transfer_id is not None:
             assert self.transfers.pop(transfer_id) == key
+            self.quarantined.append(transfer_id)
 
     @rule()
     def no_prefill_node_is_left(self) -> None:
@@ -343,7 +357,7 @@ class DecodeLife(RuleBasedStateMachine):
             if isinstance(out, TokenOut):
                 story = self.told.setdefault(out.key, [])
                 assert out.index == len(story), "a gap, or a token twice"
-                story.append(out.token)
+                story.append(out.sampled.token)
             if not isinstance(out, TokenOut) or out.finish is not None:
                 self.ended.add(out.key)
 
@@ -353,10 +367,14 @@ class DecodeLife(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         for key in self.s.keys_of(1):
-            self.s.abort(key)
+            transfer_id = self.s.abort(key)
+            if transfer_id is not None:
+                self.quarantined.append(transfer_id)
+        while self.quarantined:
+            self.s.transfer_released(self.quarantined.pop())
         while self.in_flight:
             step = self.in_flight.pop(0)
-            self.s.process(step, [1] * len(step.entries), 0.0)
+            self.s.process(step, drawn(*[1] * len(step.entries)), 0.0)
         assert self.s.ledger().free == 16
         assert self.s._rows.num_free == 4
 

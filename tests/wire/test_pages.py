@@ -139,7 +139,7 @@ class PagesAndSets(RuleBasedStateMachine):
             active=count(PageUse.ACTIVE),
             incoming=count(PageUse.INCOMING),
             outgoing=count(PageUse.OUTGOING),
-            quarantined=sum(len(pages) for _, pages in self.resting),
+            quarantined=sum(len(pages) for _, pages in self.resting) + count(PageUse.QUARANTINED),
         )
         in_some_state = ledger.free + ledger.active + ledger.incoming + ledger.outgoing + ledger.quarantined
         assert in_some_state == NUM_PAGES

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from common.codec import Envelope
-from common.host import open_pidfd, this_process
+from common.host import DeathWatch, open_pidfd, this_process
 from common.messages import CODEC, Abort, Hello, HelloAck
 from common.peering import PeerDown, PeerMessage, PeerUp
 from common.sockets import FrameSocket
 from tests.wire.child_node import child_node
 from tests.wire.hellos import DECODE, PREFILL, here
+from tests.wire.loop import until
 from tests.wire.net import D_EPOCH, Context, Net
 
 
@@ -152,3 +153,28 @@ def test_a_process_is_known_by_pid_and_start_time() -> None:
         replace(me, pid=pid),
     ):
         assert open_pidfd(me, other) is None
+
+
+def test_a_death_is_reported_once_and_no_other_is(net: Net) -> None:
+    p = net.acceptor(here(PREFILL))
+    watch = DeathWatch(this_process())
+    with closing(watch), child_node(p.address) as child:
+        net.until_up(p)
+        host = net.peer(p).hello.host
+        watch.watch(1, host)
+        watch.watch(2, this_process())
+        watch.watch(3, host)
+        assert watch.dead() == []
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOWAIT)
+        watch.forget(3)
+        assert watch.dead() == []
+        child.kill()
+        until(lambda: watch.dead() == [1], watch.pollables)
+        assert watch.dead() == []
+        child.wait()
+        watch.watch(4, host)  # it ended before anybody looked
+        watch.watch(5, replace(this_process(), start_time=1))  # its pid is ours now
+        assert watch.dead() == [4, 5]
+        assert len(watch.pollables()) == 1
+    assert watch.pollables() == []

@@ -1,7 +1,8 @@
 """Both ends of transfers around the real machines: pages are values, the plane is a queue, time is a number.
 
 What the endpoints do with sockets and tensors is done here with lists, so that a test can lose, delay,
-double and reorder anything. Every page that D places and every page that P releases is checked at once.
+double and reorder anything. Every page that D places, that P writes into D's memory (on a one-sided plane)
+and that either releases is checked at once.
 """
 
 from __future__ import annotations
@@ -23,6 +24,11 @@ SendMessage = Callable[[Any], int]
 OVERWRITTEN = b"somebody else's"
 
 
+def nowhere(_: Any) -> int:
+    """Send to who is out of reach."""
+    return 0
+
+
 def page_value(transfer_id: int, page: int) -> bytes:
     """What P computes for a page."""
     return b"%d:%d" % (transfer_id, page)
@@ -30,25 +36,30 @@ def page_value(transfer_id: int, page: int) -> bytes:
 
 @dataclass(eq=False)
 class Incoming:
-    """A transfer at D: the machine, what its pages hold, and what its owner was told."""
+    """A transfer at D: the machine, what its pages hold, at which process it is, what its owner was told."""
 
     machine: rx.Receiver
     pages: list[bytes | None]
+    process: int
+    in_reach: bool = True
     outcomes: list[str] = field(default_factory=list)
+    released: bool = False  # the pages of a transfer that did not end well are somebody else's
 
 
 class DecodeEnd:
-    """D."""
+    """D. `write` is what a one-sided P does to its memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_sided: bool) -> None:
+        self.one_sided = one_sided
         self.next_id = 1
         self.open: dict[int, Incoming] = {}
         self.all: dict[int, Incoming] = {}
         self.reconciler = Reconciler()
 
-    def grant(self, num_pages: int, send: SendMessage) -> None:
+    def grant(self, num_pages: int, process: int, send: SendMessage) -> None:
         transfer_id, self.next_id = self.next_id, self.next_id + 1
-        incoming = Incoming(rx.Receiver(transfer_id, num_pages), [None] * num_pages)
+        machine = rx.Receiver(transfer_id, num_pages, one_sided=self.one_sided)
+        incoming = Incoming(machine, [None] * num_pages, process)
         self.open[transfer_id] = self.all[transfer_id] = incoming
         sampling = SamplingParams(max_tokens=1)
         seq = send(Prefill(transfer_id, sampling, int32s([1]), int32s(range(1, num_pages + 1))))
@@ -60,10 +71,28 @@ class DecodeEnd:
             outcomes.append("given up")
         self.feed(transfer_id, rx.GiveUp(), now, send)
 
+    def write(self, transfer_id: int, page: int, value: bytes) -> None:
+        """P writes into D's memory."""
+        incoming = self.all[transfer_id]
+        assert not incoming.released, "a page of somebody else's was written"
+        assert incoming.outcomes != ["done"], "a page was written after Commit"
+        incoming.pages[page] = value
+
     def link_down(self, now: float) -> None:
-        for transfer_id in list(self.open):
-            self.feed(transfer_id, rx.Lost("link down"), now, lambda _: 0)
+        for transfer_id, incoming in list(self.open.items()):
+            if incoming.in_reach:
+                incoming.in_reach = False
+                self.feed(transfer_id, rx.Lost("link down", quiet=False), now, nowhere)
         self.reconciler = Reconciler()
+
+    def link_up(self, process: int) -> None:
+        for incoming in self.open.values():
+            incoming.in_reach = incoming.process == process
+
+    def process_died(self, process: int, now: float) -> None:
+        for transfer_id, incoming in list(self.open.items()):
+            if incoming.process == process:
+                self.feed(transfer_id, rx.Lost("its process ended", quiet=True), now, nowhere)
 
     def status(self) -> Status:
         return Status(last_seq_seen=0, open_ids=self.reconciler.open_ids())
@@ -72,11 +101,11 @@ class DecodeEnd:
         match message:
             case Status(last_seq_seen=seq, open_ids=ids):
                 for transfer_id in self.reconciler.on_status(seq, ids):
-                    self.feed(transfer_id, rx.Lost("not known"), now, send)
-            case Failed(id=transfer_id):
-                self.feed(transfer_id, message, now, send)
+                    self.feed(transfer_id, rx.Lost("not known", quiet=True), now, send)
             case _:
-                self.feed(message.transfer_id, message, now, send)
+                transfer_id = message.id if isinstance(message, Failed) else message.transfer_id
+                if transfer_id in self.open and self.open[transfer_id].in_reach:
+                    self.feed(transfer_id, message, now, send)
 
     def tick(self, now: float, send: SendMessage) -> None:
         for transfer_id in list(self.open):
@@ -91,7 +120,7 @@ class DecodeEnd:
         except RemoteProtocolError as error:
             outputs = incoming.machine.handle(rx.Broken(str(error)), now)
         for output in outputs:
-            self._perform(incoming, output, send)
+            self._perform(incoming, output, send if incoming.in_reach else nowhere)
         if incoming.machine.ended:
             del self.open[transfer_id]
             self.reconciler.closed(transfer_id)
@@ -106,6 +135,7 @@ class DecodeEnd:
                 for page, value in enumerate(chunk.frames, start=chunk.first_page):
                     assert incoming.pages[page] is None, "placed twice"
                     incoming.pages[page] = bytes(value)
+                assert incoming.pages[chunk.first_page] is not None, "not yet written"
             case rx.Done(commit):
                 transfer_id = incoming.machine.transfer_id
                 assert incoming.pages == [page_value(transfer_id, i) for i in range(len(incoming.pages))]
@@ -113,8 +143,11 @@ class DecodeEnd:
                 incoming.outcomes.append("done")
             case rx.GaveOut():
                 incoming.outcomes.append("gave out")
-            case rx.Closed():
-                assert incoming.outcomes
+            case rx.PagesFree():
+                assert not incoming.released, "released twice"
+                assert incoming.outcomes in (["given up"], ["gave out"]), "the owner does not know"
+                incoming.released = True
+                incoming.pages[:] = [OVERWRITTEN] * len(incoming.pages)
 
 
 @dataclass(eq=False)
@@ -130,9 +163,13 @@ class Outgoing:
 
 
 class PrefillEnd:
-    """P. Its plane is a queue of pages that have not left; they are read when they leave."""
+    """P. Its plane is a queue of pages that have not left; they are read when they leave.
 
-    def __init__(self) -> None:
+    `memory` is the D that a one-sided plane writes to.
+    """
+
+    def __init__(self, memory: DecodeEnd | None) -> None:
+        self.memory = memory
         self.open: dict[int, Outgoing] = {}  # of the link that is up
         self.all: list[Outgoing] = []
         self.queue: deque[tuple[Outgoing, int]] = deque()
@@ -170,12 +207,13 @@ class PrefillEnd:
         self.reconciler.opened(transfer_id)
 
     def link_down(self) -> None:
-        """What is over may still be read by the plane for a while."""
+        """What is over may still be read for a while; into D's memory a plane writes no more once closed."""
         for outgoing in list(self.open.values()):
-            outgoing.send = lambda _: 0
+            outgoing.send = nowhere
             self.feed(outgoing, tx.Lost())
+            if self.memory is not None and not outgoing.released:
+                self.quiet(outgoing)
         self.open.clear()
-        self.early_aborts.clear()
         self.reconciler = Reconciler()
 
     # What the scheduler does ------------------------------------------------------------------------------
@@ -196,8 +234,12 @@ class PrefillEnd:
     def move(self) -> None:
         """The first page in the queue leaves."""
         outgoing, page = self.queue.popleft()
-        frames = (outgoing.pages[page],)
-        outgoing.send(Chunk(outgoing.machine.transfer_id, page, 1, total_bytes=1, frames=frames))
+        transfer_id = outgoing.machine.transfer_id
+        frames: tuple[bytes, ...] = (outgoing.pages[page],)
+        if self.memory is not None:
+            self.memory.write(transfer_id, page, outgoing.pages[page])
+            frames = ()
+        outgoing.send(Chunk(transfer_id, page, 1, total_bytes=1, frames=frames))
         self.feed(outgoing, tx.Posted(1))
 
     def quiet(self, outgoing: Outgoing) -> None:

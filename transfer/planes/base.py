@@ -25,11 +25,23 @@ class Posted:
 class PlaneSender(Protocol):
     """P's end, for one decode node."""
 
-    def post(self, transfer_id: int, first_page: int, page_ids: Sequence[int]) -> None:
-        """Send these pages, logical indices from `first_page` on, behind all that was posted before."""
+    def can_reach(self, target_ids: Sequence[int]) -> bool:
+        """Say whether D has pages of these ids, as far as this end has to know."""
+
+    def post(
+        self, transfer_id: int, first_page: int, page_ids: Sequence[int], target_ids: Sequence[int]
+    ) -> None:
+        """Send these pages into D's `target_ids`, behind all that was posted before.
+
+        `first_page` is the logical index of the first.
+        """
 
     def poll(self) -> tuple[Posted, ...]:
         """Move what can move; return what has left since the last call."""
+
+    @property
+    def has_more(self) -> bool:
+        """`poll` has something to do at once."""
 
     def quiesce(self, transfer_id: int) -> bool:
         """Drop what has not left; True once nothing reads the transfer's pages any more."""
@@ -41,11 +53,16 @@ class PlaneSender(Protocol):
         """KV bytes sent on this link so far."""
 
     def close(self) -> None:
-        """The link is gone: drop everything."""
+        """The link is gone: drop everything. When it returns, no page is read or written any more."""
 
 
 class PlaneReceiver(Protocol):
-    """D's end, for one prefill node."""
+    """D's end, for one prefill node.
+
+    `one_sided`: P writes into D's pages by itself, so they are D's again only once P is known to be quiet.
+    """
+
+    one_sided: bool
 
     def place(self, header: Header) -> Sequence[memoryview] | None:
         """Give buffers for a chunk's frames, or None to have them in fresh memory."""

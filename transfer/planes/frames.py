@@ -24,6 +24,8 @@ from common.messages import Chunk, Credit, Status
 from transfer.credits import ReceiveWindow, SendWindow
 from transfer.planes.base import Posted
 
+FRAMES = "frames"
+
 
 def _cut(data: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> tuple[memoryview, ...]:
     view = data.data
@@ -61,7 +63,13 @@ class FramesSender:
         self._window = SendWindow()
         self._waiting: deque[_Waiting] = deque()
 
-    def post(self, transfer_id: int, first_page: int, page_ids: Sequence[int]) -> None:
+    def can_reach(self, target_ids: Sequence[int]) -> bool:
+        """D places them: the ids are its own business."""
+        return True
+
+    def post(
+        self, transfer_id: int, first_page: int, page_ids: Sequence[int], target_ids: Sequence[int]
+    ) -> None:
         """Send these pages as credit allows."""
         most = pages_per_message(self._pool.layout.page_bytes)
         for at in range(0, len(page_ids), most):
@@ -80,6 +88,11 @@ class FramesSender:
             self._send(self._chunk(item))
             posted.append(Posted(item.transfer_id, len(item.page_ids)))
         return tuple(posted)
+
+    @property
+    def has_more(self) -> bool:
+        """What waits, waits for credit."""
+        return False
 
     def quiesce(self, transfer_id: int) -> bool:
         """Drop what waits; a gather is over when `poll` returns, so nothing else reads the pages."""
@@ -120,6 +133,8 @@ class FramesReceiver:
         window_bytes: how much may be under way.
         verify_pages: check a checksum a page, and insist on it.
     """
+
+    one_sided = False
 
     def __init__(
         self,
