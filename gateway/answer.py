@@ -1,4 +1,4 @@
-"""The answer to one prompt: token events of a node -> text, token ids, and why it ended.
+"""The answer to one prompt: token events of a node -> text, token ids, log probabilities, and why it ended.
 
 A stop string ends the answer here, although the node would go on. Knows neither HTTP nor JSON.
 """
@@ -10,10 +10,19 @@ from dataclasses import dataclass
 
 from common.codec import IntArray
 from common.messages import Timings
-from common.request import FinishReason
+from common.request import FinishReason, TokenLogprobs
 from gateway.detokenizer import Detokenizer
 from gateway.nodes import RequestStream, TokenEvent
 from gateway.stops import StopStrings
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredToken:
+    """A token with its log probabilities, and the place in the answer's text where its own text begins."""
+
+    token_id: int
+    logprobs: TokenLogprobs
+    text_offset: int  # characters; that of the whole character for a later part of one
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +33,7 @@ class Delta:
     token_ids: tuple[int, ...]
     finish: FinishReason | None = None
     timings: Timings | None = None  # None where a stop string ended it before the node did
+    scored: tuple[ScoredToken, ...] = ()  # one a token, where the request asked for log probabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +62,7 @@ class Answer:
         self._detokenizer = detokenizer
         self._stops = StopStrings(rules.stops)
         self._min_tokens = rules.min_tokens
+        self._num_chars = 0  # of the text of all tokens so far, shown or held back
 
     async def run(self, emit: Callable[[Answer, Delta], Awaitable[None]]) -> None:
         """Follow the request to its end, handing every event's delta to `emit`.
@@ -74,19 +85,29 @@ class Answer:
     def take(self, event: TokenEvent) -> Delta:
         """Turn an event into what it adds; tokens behind a stop string are dropped and not counted."""
         text = ""
-        for i, token_id in enumerate(event.token_ids):
+        offsets: list[int] = []  # one a token that was taken
+        for token_id in event.token_ids:
             self.num_tokens += 1
+            offsets.append(self._num_chars)
             # The token that made the node stop (EOS or a stop token) is counted, and is no text.
-            stopped = event.finish is FinishReason.STOP and i == len(event.token_ids) - 1
+            stopped = event.finish is FinishReason.STOP and len(offsets) == len(event.token_ids)
             text += self._feed("" if stopped else self._detokenizer.add(token_id))
             if self._stops.matched:
-                return Delta(text, event.token_ids[: i + 1], FinishReason.STOP, event.timings)
+                return self._delta(event, offsets, text, FinishReason.STOP)
         if event.finish is None:
-            return Delta(text, event.token_ids)
+            return self._delta(event, offsets, text, None)
         text += self._feed(self._detokenizer.flush())
         if self._stops.matched:
-            return Delta(text, event.token_ids, FinishReason.STOP, event.timings)
-        return Delta(text + self._stops.release(), event.token_ids, event.finish, event.timings)
+            return self._delta(event, offsets, text, FinishReason.STOP)
+        return self._delta(event, offsets, text + self._stops.release(), event.finish)
 
     def _feed(self, piece: str) -> str:
+        self._num_chars += len(piece)
         return self._stops.feed(piece, armed=self.num_tokens > self._min_tokens)
+
+    @staticmethod
+    def _delta(event: TokenEvent, offsets: Sequence[int], text: str, finish: FinishReason | None) -> Delta:
+        token_ids = event.token_ids[: len(offsets)]
+        # No log probabilities where none were asked for: then this is empty.
+        scored = tuple(map(ScoredToken, token_ids, event.logprobs, offsets))
+        return Delta(text, token_ids, finish, event.timings if finish is not None else None, scored)

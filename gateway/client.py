@@ -113,8 +113,8 @@ class NodeClient:
         return stream
 
     def capacity_tokens(self) -> int | None:
-        """Tokens of the largest pool of a decode node."""
-        return max((node.peer.hello.capacity_tokens for node in self._router.decode_nodes()), default=None)
+        """Tokens that every decode node's pool holds."""
+        return self._router.capacity_tokens()
 
     def usable(self) -> bool:
         """Whether a decode node can take a request now."""
@@ -302,6 +302,7 @@ class NodeClient:
 
     def _tokens(self, node: Node, message: Tokens) -> None:
         finishes = {finish.request_id: finish for finish in message.finished}
+        logprobs = {item.request_id: item.tokens for item in message.logprobs}
         at = 0
         for request_id, first, count in zip(message.request_ids, message.first, message.counts, strict=True):
             token_ids = tuple(message.token_ids[at : at + count])
@@ -318,7 +319,7 @@ class NodeClient:
             timings: Timings | None = None if finish is None else finish.timings
             if finish is not None:
                 self._end(stream)
-            stream.put(TokenEvent(token_ids, reason, timings))
+            stream.put(TokenEvent(token_ids, reason, timings, logprobs.get(request_id, ())))
 
     def _refused(self, node: Node, message: Refused) -> None:
         if (stream := self._stream(node, message.request_id)) is not None:

@@ -11,7 +11,7 @@ Knows nothing of stop strings.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Container
 
 from tokenizers import Tokenizer
 
@@ -28,7 +28,7 @@ class Detokenizer:
         silent_ids: ids that have no text (special tokens); left out, so that a run of them costs nothing.
     """
 
-    def __init__(self, tokenizer: Tokenizer, silent_ids: Set[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, silent_ids: Container[int]) -> None:
         self._tokenizer = tokenizer
         self._silent_ids = silent_ids
         self._window: list[int] = []

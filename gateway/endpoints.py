@@ -6,10 +6,12 @@ How to read a request and how an answer looks in JSON; how it is computed and se
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway.answer import ScoredToken
+from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.openai_api import (
     ChatRequest,
     CompletionRequest,
@@ -18,6 +20,7 @@ from gateway.openai_api import (
     parse_completion,
 )
 from gateway.text import TextPipeline
+from gateway.token_text import TokenTexts
 
 Json = dict[str, Any]
 Encode = Callable[[TextPipeline, int], list[list[int]]]  # with the context length; blocks: it tokenizes
@@ -37,6 +40,7 @@ class Endpoint:
     choice: Callable[[str], Json]  # the text of a whole answer -> its part of a choice
     opening: Json | None  # what a choice's stream begins with, before any text
     delta: Callable[[str], Json]  # more text -> its part of a chunk's choice
+    logprobs: Callable[[Sequence[ScoredToken], TokenTexts], Json]
 
 
 def _read_completion(body: Json) -> tuple[GenerationRequest, Encode]:
@@ -76,6 +80,7 @@ COMPLETIONS = Endpoint(
     choice=lambda text: {"text": text},
     opening=None,
     delta=lambda text: {"text": text},
+    logprobs=completion_logprobs,
 )
 CHAT = Endpoint(
     path="/v1/chat/completions",
@@ -88,4 +93,5 @@ CHAT = Endpoint(
     choice=lambda text: {"message": {"role": "assistant", "content": text, "refusal": None}},
     opening={"delta": {"role": "assistant", "content": ""}},
     delta=lambda text: {"delta": {"content": text} if text else {}},
+    logprobs=chat_logprobs,
 )

@@ -15,7 +15,7 @@ from itertools import cycle
 from common.codec import IntArray
 from common.errors import RequestRejected
 from common.messages import PageLedger, Role, Timings
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, SamplingParams, TokenLogprobs
 from gateway.nodes import NodeSnapshot, TokenEvent
 
 TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, transfer_ms=3.0, first_decode_ms=4.0)
@@ -26,14 +26,22 @@ def echo(prompt_ids: IntArray) -> Sequence[int]:
     return prompt_ids
 
 
+def likeliest(token_id: int, num: int) -> TokenLogprobs:
+    """Say that a token was the likeliest, and those after it in the vocabulary came next."""
+    top_ids = tuple(range(token_id, token_id + num))
+    return TokenLogprobs(-0.25, top_ids, tuple(-0.25 - i for i in range(num)))
+
+
 @dataclass(frozen=True, slots=True)
 class Script:
     """How requests go. `tokens` gives the answer, which is repeated until something ends the request.
 
+    `score` gives a token's log probabilities, and those of as many likeliest ones as the request wants.
     `hold_after`, `fail_after`: after so many tokens the request waits forever, or fails with `failure`.
     """
 
     tokens: Callable[[IntArray], Sequence[int]] = echo
+    score: Callable[[int, int], TokenLogprobs] = likeliest
     tokens_per_event: int = 1
     eos_token_ids: tuple[int, ...] = ()
     hold_after: int | None = None
@@ -75,7 +83,9 @@ class FakeStream:
             finish = self.sampling.finish_reason(token_ids[-1], self._num_tokens, self._script.eos_token_ids)
         if finish is not None:
             self._end()
-        return TokenEvent(tuple(token_ids), finish, TIMINGS if finish is not None else None)
+        num = self.sampling.num_logprobs
+        scores = () if num is None else tuple(self._script.score(token_id, num) for token_id in token_ids)
+        return TokenEvent(tuple(token_ids), finish, TIMINGS if finish is not None else None, scores)
 
     def abort(self) -> None:
         """Give the request up."""

@@ -102,6 +102,7 @@ class GenerationCall(Response):
             self._endpoint,
             request,
             {"id": self._id, "created": self._created, "model": service.model_name},
+            service.text.token_texts,
         )
         try:
             for prompt in prompts:

@@ -99,8 +99,8 @@ def run_gateway(model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig
     """
     http = bind_http(gateway.host, gateway.port)
     folder = Path(model.model)
-    spec = load_spec(folder)
-    text = TextPipeline.load(folder)
+    spec = load_spec(folder, model.load_format)
+    text = TextPipeline.load(folder, optional=model.load_format == "dummy")
     nodes = listen.nodes or private_address("ipc://", "gateway", lifeline)
     remove_socket_at_exit(nodes, lifeline)
     name = gateway.served_model_name or folder.name

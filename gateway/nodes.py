@@ -11,7 +11,7 @@ from typing import Protocol
 
 from common.codec import IntArray
 from common.messages import PageLedger, Role, Timings
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, SamplingParams, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +21,7 @@ class TokenEvent:
     token_ids: tuple[int, ...]
     finish: FinishReason | None
     timings: Timings | None
+    logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, when the request asked for them
 
 
 class RequestStream(Protocol):
@@ -62,7 +63,7 @@ class Nodes(Protocol):
         ...
 
     def capacity_tokens(self) -> int | None:
-        """Return the largest prompt + answer that a decode node can hold; None while no node is known."""
+        """Return the largest prompt + answer that every decode node can hold; None while none is known."""
         ...
 
     def usable(self) -> bool:

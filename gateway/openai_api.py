@@ -6,13 +6,14 @@ depends on the model (context length, vocabulary, chat template) is not decided 
 
 from __future__ import annotations
 
+import re
 import secrets
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, WithJsonSchema
 
 from common.errors import RequestRejected
-from common.request import U64_MAX, SamplingParams
+from common.request import MAX_LOGPROBS, U64_MAX, LogitBias, SamplingParams
 from gateway.errors import clipped, from_validation, unknown_field
 from gateway.limits import COMPLETION_MAX_TOKENS, AnswerLength
 from gateway.unsupported import CHAT, COMPLETION, MESSAGE, Table, without_defaults
@@ -21,6 +22,8 @@ INT32_MAX = 2**31 - 1
 MAX_PROMPTS = 1024  # requests that one call may start
 MAX_STOPS = 4  # OpenAI's limit
 MAX_STOP_CHARS = 1024
+MAX_BIASED = 1024  # tokens with a logit bias
+_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _NO_DEFAULTS: Table = {}
 
 
@@ -77,9 +80,22 @@ def _content(value: Any) -> str:
     return "".join(part["text"] for part in value)
 
 
+def _bias(value: Any) -> dict[int, float]:
+    if type(value) is not dict or len(value) > MAX_BIASED:
+        raise ValueError(f"must be an object with at most {MAX_BIASED} fields")
+    for key, bias in value.items():
+        if not _TOKEN_ID.fullmatch(key):
+            raise ValueError(f"{clipped(key)!r} is no token id")
+        if type(bias) not in (int, float) or not -100 <= bias <= 100:
+            raise ValueError("a bias is a number from -100 to 100")
+    return {int(key): float(bias) for key, bias in value.items()}
+
+
 _TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
 _IDS = {"type": "array", "items": {"type": "integer"}}
 _PROMPT_SCHEMA: dict[str, Any] = {"anyOf": [*_TEXTS["anyOf"], _IDS, {"type": "array", "items": _IDS}]}
+_BIAS = {"type": "number", "minimum": -100, "maximum": 100}
+_BIAS_SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": _BIAS, "maxProperties": MAX_BIASED}
 _PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
 _CONTENT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
 
@@ -113,6 +129,10 @@ class GenerationRequest(_Strict):
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] = 1.0  # not OpenAI's; as in vLLM and SGLang
+    logit_bias: Annotated[dict[int, float], BeforeValidator(_bias), WithJsonSchema(_BIAS_SCHEMA)] = {}
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
     stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_TEXTS)] = []
     stop_token_ids: Annotated[list[int], Field(max_length=1024), FailFast()] = []
@@ -128,6 +148,13 @@ class GenerationRequest(_Strict):
         """Return the wish for the answer's length."""
         return AnswerLength(self.max_tokens, "max_tokens", COMPLETION_MAX_TOKENS)
 
+    def num_logprobs(self) -> int | None:
+        """Return how many likeliest tokens to tell beside the drawn one; None: no log probabilities at all.
+
+        Each endpoint has fields of its own for it.
+        """
+        return None
+
     def sampling(self, max_tokens: int) -> SamplingParams:
         """Return the sampling parameters, with a seed drawn where the client gave none."""
         return SamplingParams(
@@ -140,6 +167,11 @@ class GenerationRequest(_Strict):
             min_tokens=self.min_tokens,
             stop_token_ids=tuple(self.stop_token_ids),
             ignore_eos=self.ignore_eos,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            logit_bias=tuple(LogitBias(token, bias) for token, bias in self.logit_bias.items()),
+            num_logprobs=self.num_logprobs(),
         )
 
 
@@ -147,6 +179,11 @@ class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
+    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+
+    def num_logprobs(self) -> int | None:
+        """Return the field."""
+        return self.logprobs
 
 
 class ChatRequest(GenerationRequest):
@@ -154,12 +191,18 @@ class ChatRequest(GenerationRequest):
 
     messages: Annotated[list[Message], Field(min_length=1), FailFast()]
     max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
 
     def length(self) -> AnswerLength:
         """Return the wish for the answer's length, by default the rest of the context."""
         if self.max_completion_tokens is not None:
             return AnswerLength(self.max_completion_tokens, "max_completion_tokens", None)
         return AnswerLength(self.max_tokens, "max_tokens", None)
+
+    def num_logprobs(self) -> int | None:
+        """Return the two fields as one number."""
+        return self.top_logprobs if self.logprobs else None
 
 
 R = TypeVar("R", bound=GenerationRequest)
@@ -212,4 +255,6 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
         raise RequestRejected(
             "max_tokens and max_completion_tokens are both given and differ", param="max_tokens"
         )
+    if request.top_logprobs and not request.logprobs:
+        raise RequestRejected("top_logprobs needs logprobs to be true", param="top_logprobs")
     return request

@@ -57,6 +57,7 @@ def check_prompts(
         RequestRejected: one of them cannot be served; then none is.
     """
     _check_ids(request.stop_token_ids, limits.vocab_size, "stop_token_ids")
+    _check_ids(tuple(request.logit_bias), limits.vocab_size, "logit_bias")
     if request.timings and len(prompts) > 1:
         raise RequestRejected("timings needs a single prompt", param="timings")
     length = request.length()

@@ -11,9 +11,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from gateway.answer import Answer, Delta
+from common.request import FinishReason
+from gateway.answer import Answer, Delta, ScoredToken
 from gateway.endpoints import Endpoint, Json
 from gateway.openai_api import GenerationRequest, StreamOptions
+from gateway.token_text import TokenTexts
 
 
 def _usage(answers: Sequence[Answer]) -> Json:
@@ -34,11 +36,14 @@ def _timings(delta: Delta) -> Json | None:
 class Renderer:
     """Writes one call's JSON. `head` is what every object of it carries: id, created, model."""
 
-    def __init__(self, endpoint: Endpoint, request: GenerationRequest, head: Json) -> None:
+    def __init__(
+        self, endpoint: Endpoint, request: GenerationRequest, head: Json, token_texts: TokenTexts
+    ) -> None:
         self._endpoint = endpoint
         self._request = request
         self._options = request.stream_options or StreamOptions()
         self._head = head
+        self._token_texts = token_texts
         self._opened: set[int] = set()  # choices whose first chunk was written
 
     def body(self, answers: Sequence[Answer], deltas: Sequence[Sequence[Delta]]) -> Json:
@@ -46,7 +51,8 @@ class Renderer:
         choices = []
         for answer, parts in zip(answers, deltas, strict=True):
             text = "".join(part.text for part in parts)
-            choice = self._choice(answer, self._endpoint.choice(text), parts[-1])
+            scored = [token for part in parts for token in part.scored]
+            choice = self._choice(answer, self._endpoint.choice(text), parts[-1].finish, scored)
             if self._request.return_token_ids:
                 choice["prompt_token_ids"] = answer.prompt_ids.tolist()
                 choice["token_ids"] = [token_id for part in parts for token_id in part.token_ids]
@@ -64,7 +70,7 @@ class Renderer:
         if opening is not None and answer.index not in self._opened:
             chunks.append(self._chunk(answer, opening, Delta("", ()), answers))
         told = self._request.return_token_ids or self._options.continuous_usage_stats
-        if delta.text or delta.finish is not None or told:
+        if delta.text or delta.finish is not None or delta.scored or told:
             chunk = self._chunk(answer, self._endpoint.delta(delta.text), delta, answers)
             if self._request.timings and delta.finish is not None:
                 chunk["timings"] = _timings(delta)
@@ -78,12 +84,18 @@ class Renderer:
         chunk = self._head | {"object": self._endpoint.chunk_object, "choices": []}
         return chunk | {"usage": _usage(answers)}
 
-    def _choice(self, answer: Answer, content: Json, delta: Delta) -> dict[str, Any]:
-        finish = None if delta.finish is None else delta.finish.value
-        return {"index": answer.index, **content, "logprobs": None, "finish_reason": finish}
+    def _choice(
+        self, answer: Answer, content: Json, finish: FinishReason | None, scored: Sequence[ScoredToken]
+    ) -> dict[str, Any]:
+        return {
+            "index": answer.index,
+            **content,
+            "logprobs": self._endpoint.logprobs(scored, self._token_texts) if scored else None,
+            "finish_reason": None if finish is None else finish.value,
+        }
 
     def _chunk(self, answer: Answer, content: Json, delta: Delta, answers: Sequence[Answer]) -> Json:
-        choice = self._choice(answer, content, delta)
+        choice = self._choice(answer, content, delta.finish, delta.scored)
         if self._request.return_token_ids:
             if answer.index not in self._opened:
                 choice["prompt_token_ids"] = answer.prompt_ids.tolist()

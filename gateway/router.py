@@ -72,6 +72,10 @@ class Router:
         """The decode nodes that are up."""
         return [node for node in self._nodes.values() if node.peer.hello.role is Role.DECODE]
 
+    def capacity_tokens(self) -> int | None:
+        """Tokens of the smallest pool of a decode node: `choose` does not ask for a request's size."""
+        return min((node.peer.hello.capacity_tokens for node in self.decode_nodes()), default=None)
+
     def prefill_infos(self) -> tuple[PeerInfo, ...]:
         """The prefill nodes that are up, as decode nodes are told of them."""
         return tuple(

@@ -1,22 +1,24 @@
 """Text -> token ids: tokenizer and chat template of the model's own folder.
 
+A model may have no tokenizer (random weights for a benchmark): prompts are token ids, answers have no text.
 `encode` and `render_chat` block and are called in a worker thread. Nothing here knows HTTP or nodes.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from pathlib import Path
 from typing import Any
 
 from jinja2.exceptions import TemplateError, TemplateSyntaxError
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models
 from transformers import AutoTokenizer
 
 from common.errors import ConfigError, RequestRejected
 from gateway.detokenizer import Detokenizer
 from gateway.errors import clipped
+from gateway.token_text import TokenTexts
 
 LONG_TEXT_CHARS = 1 << 18
 
@@ -25,14 +27,15 @@ class TextPipeline:
     """The tokenizer of a model, for prompts and for answers.
 
     Args:
-        tokenizer: a fast tokenizer of `transformers`; it is this object's own from now on.
+        tokenizer: a fast tokenizer of `transformers`; it is this object's own from now on. None: no text.
 
     Raises:
         ConfigError: it is not a fast tokenizer.
     """
 
     def __init__(self, tokenizer: Any) -> None:
-        backend = getattr(tokenizer, "backend_tokenizer", None)
+        empty = Tokenizer(models.BPE())
+        backend = empty if tokenizer is None else getattr(tokenizer, "backend_tokenizer", None)
         if not isinstance(backend, Tokenizer):
             raise ConfigError(f"{tokenizer.name_or_path}: this model has no fast tokenizer (tokenizer.json)")
         # `transformers` would switch these per call, which fails while another thread uses the tokenizer.
@@ -40,20 +43,27 @@ class TextPipeline:
         backend.no_padding()
         self._tokenizer = tokenizer
         self._backend = backend
+        self.token_texts = TokenTexts(backend)
         self._longest_token_bytes = max((len(token.encode()) for token in backend.get_vocab()), default=1)
         self._one_long_text = threading.Lock()
-        self._silent_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        added = backend.get_added_tokens_decoder().items()
+        self._silent_ids: Container[int] = (
+            range(2**31) if tokenizer is None else frozenset(i for i, token in added if token.special)
         )
 
     @classmethod
-    def load(cls, folder: Path) -> TextPipeline:
+    def load(cls, folder: Path, *, optional: bool = False) -> TextPipeline:
         """Load tokenizer and chat template from a model folder; nothing is downloaded.
+
+        Args:
+            optional: without a tokenizer, it is a model without text.
 
         Raises:
             ConfigError: there is no tokenizer in it.
         """
         if not (folder / "tokenizer.json").exists():
+            if optional:
+                return cls(None)
             raise ConfigError(f"{folder} has no tokenizer.json")
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -82,8 +92,11 @@ class TextPipeline:
         """Refuse what is longer than the context whatever its tokens are, before time is spent on it.
 
         Raises:
-            RequestRejected: a text of more bytes than `context_length` of the longest tokens have.
+            RequestRejected: a text of more bytes than `context_length` of the longest tokens have, or any
+                text where there is no tokenizer.
         """
+        if texts and self._tokenizer is None:
+            raise RequestRejected("this model has no tokenizer: give the prompt as token ids", param=param)
         most = context_length * self._longest_token_bytes
         if any(len(text) > most or len(text.encode()) > most for text in texts):
             raise RequestRejected(
@@ -109,7 +122,7 @@ class TextPipeline:
         Raises:
             RequestRejected: the model has no template, or the template refuses these messages.
         """
-        if not self._tokenizer.chat_template:
+        if self._tokenizer is None or not self._tokenizer.chat_template:
             raise RequestRejected("this model has no chat template; use /v1/completions", param="messages")
         try:
             return str(

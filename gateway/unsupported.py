@@ -13,27 +13,20 @@ from common.errors import RequestRejected
 
 Table = dict[str, tuple[Any, ...]]
 
-_SHARED: Table = {
-    "n": (1,),
-    "presence_penalty": (0, 0.0),
-    "frequency_penalty": (0, 0.0),
-    "repetition_penalty": (1, 1.0),  # not OpenAI's; named as in vLLM and SGLang
-    "logit_bias": ({},),
-}
-COMPLETION: Table = _SHARED | {
+COMPLETION: Table = {
     "best_of": (1,),
     "echo": (False,),
-    "logprobs": (False,),
+    "n": (1,),
     "suffix": (),
 }
-CHAT: Table = _SHARED | {
+CHAT: Table = {
     "audio": (),
     "function_call": ("none", "auto"),
     "functions": ([],),
-    "logprobs": (False,),
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
+    "n": (1,),
     "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_key": (),
@@ -46,7 +39,6 @@ CHAT: Table = _SHARED | {
     "store": (False,),
     "tool_choice": ("none", "auto"),
     "tools": ([],),
-    "top_logprobs": (0,),
     "verbosity": ("medium",),
     "web_search_options": (),
 }

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tokenizers import Tokenizer
 
 from common.config import GatewayConfig
 from gateway.app import build_app, build_server
@@ -40,6 +41,12 @@ class LiveServer:
 def text(tiny_model: Path) -> TextPipeline:
     """The tiny model's tokenizer; tests may share it, it has no state."""
     return TextPipeline.load(tiny_model)
+
+
+@pytest.fixture(scope="session")
+def byte_level(tiny_model: Path) -> Tokenizer:
+    """The tokenizer itself."""
+    return Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
 
 
 @pytest.fixture(scope="session")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -12,11 +9,6 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from gateway.detokenizer import REPLACEMENT, Detokenizer
 from gateway.text import TextPipeline
 from tests.tiny import IM_END, VOCAB_SIZE
-
-
-@pytest.fixture(scope="session")
-def byte_level(tiny_model: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(tiny_model / "tokenizer.json"))
 
 
 def _byte_fallback() -> Tokenizer:

@@ -69,6 +69,8 @@ def test_what_is_no_json_object(client: httpx.Client, path: str, body: bytes) ->
         ({"prompt": [2**40]}, "prompt"),
         ({"prompt": [[1], [VOCAB_SIZE]]}, "prompt"),
         ({"stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
+        ({"logit_bias": {str(VOCAB_SIZE): 1}}, "logit_bias"),
+        ({"logprobs": 21}, "logprobs"),
         ({"min_tokens": 5}, "min_tokens"),
         ({"max_tokens": None, "min_tokens": 17}, "min_tokens"),
         ({"prompt": ["a", "b"], "timings": True}, "timings"),
@@ -276,6 +278,8 @@ def test_openapi_page_is_true_to_the_errors(client: httpx.Client) -> None:
     assert "HTTPValidationError" not in json.dumps(page)
     properties = page["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert "prompt" in properties["schema"]["properties"]
+    bias = properties["schema"]["properties"]["logit_bias"]["additionalProperties"]
+    assert (bias["minimum"], bias["maximum"]) == (-100, 100)
 
 
 def test_head_is_answered_as_get_without_a_body(server: LiveServer) -> None:

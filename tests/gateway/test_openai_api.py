@@ -9,7 +9,14 @@ from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
 
 from common.errors import RequestRejected
-from gateway.openai_api import ChatRequest, CompletionRequest, parse_chat, parse_completion
+from common.request import LogitBias
+from gateway.openai_api import (
+    ChatRequest,
+    CompletionRequest,
+    GenerationRequest,
+    parse_chat,
+    parse_completion,
+)
 from gateway.unsupported import CHAT, COMPLETION
 
 USER = {"role": "user", "content": "hi"}
@@ -61,11 +68,6 @@ def test_default_of_an_unsupported_field_is_as_if_absent_in_chat(name: str, valu
         ("n", 2),
         ("n", True),
         ("n", 1.0),
-        ("logprobs", True),
-        ("top_logprobs", 3),
-        ("presence_penalty", 0.5),
-        ("frequency_penalty", -1),
-        ("logit_bias", {"5": 1}),
         ("tools", [{"type": "function", "function": {"name": "f"}}]),
         ("tool_choice", "required"),
         ("response_format", {"type": "json_object"}),
@@ -102,6 +104,28 @@ def test_what_is_not_supported_is_refused_by_name(name: str, value: Any) -> None
         ({"max_tokens": 2**31}, "max_tokens"),
         ({"max_tokens": 10**4000}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),
+        ({"presence_penalty": 2.1}, "presence_penalty"),
+        ({"frequency_penalty": -2.1}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"repetition_penalty": 2.1}, "repetition_penalty"),
+        ({"repetition_penalty": True}, "repetition_penalty"),
+        ({"logprobs": 1}, "logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": True}, "top_logprobs"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": False, "top_logprobs": 1}, "top_logprobs"),
+        ({"logit_bias": [5]}, "logit_bias"),
+        ({"logit_bias": {"x\n": 1}}, "logit_bias"),
+        ({"logit_bias": {"-1": 1}}, "logit_bias"),
+        ({"logit_bias": {"05": 1}}, "logit_bias"),
+        ({"logit_bias": {"٣": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 10_000: 1}}, "logit_bias"),
+        ({"logit_bias": {"5": 100.5}}, "logit_bias"),
+        ({"logit_bias": {"5": "1"}}, "logit_bias"),
+        ({"logit_bias": {"5": True}}, "logit_bias"),
+        ({"logit_bias": {"5": None}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(1025)}}, "logit_bias"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 0.5}, "seed"),
         ({"stop": 5}, "stop"),
@@ -200,6 +224,42 @@ def test_sampling_parameters() -> None:
     assert (sampling.top_k, sampling.seed, sampling.max_tokens) == (0, 2**64 - 1, 9)
     assert (sampling.stop_token_ids, sampling.temperature, sampling.top_p) == ((7,), 0.0, 1.0)
     assert completion().sampling(9).seed != completion().sampling(9).seed
+
+
+def test_penalties_and_biases_are_sampling_parameters() -> None:
+    sampling = chat(
+        presence_penalty=-2, frequency_penalty=0.5, repetition_penalty=1.5, logit_bias={"7": -100, "0": 2}
+    ).sampling(9)
+    assert (sampling.presence_penalty, sampling.frequency_penalty) == (-2.0, 0.5)
+    assert sampling.repetition_penalty == 1.5
+    assert sampling.logit_bias == (LogitBias(7, -100.0), LogitBias(0, 2.0))
+    assert not completion().sampling(9).has_penalties
+
+
+@pytest.mark.parametrize(
+    ("request_", "num_logprobs"),
+    [
+        (completion(), None),
+        (completion(logprobs=0), 0),
+        (completion(logprobs=20), 20),
+        (chat(), None),
+        (chat(top_logprobs=0), None),
+        (chat(logprobs=False), None),
+        (chat(logprobs=True), 0),
+        (chat(logprobs=True, top_logprobs=20), 20),
+    ],
+)
+def test_each_endpoint_asks_for_log_probabilities_in_its_way(
+    request_: GenerationRequest, num_logprobs: int | None
+) -> None:
+    assert request_.sampling(9).num_logprobs == num_logprobs
+
+
+@pytest.mark.parametrize("logprobs", [-1, 21, True, 1.0])
+def test_wrong_logprobs_of_completions(logprobs: Any) -> None:
+    with pytest.raises(RequestRejected) as caught:
+        completion(logprobs=logprobs)
+    assert (caught.value.status, caught.value.param) == (400, "logprobs")
 
 
 def test_a_million_unknown_fields_are_one_error() -> None:
