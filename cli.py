@@ -10,8 +10,10 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
@@ -21,7 +23,9 @@ import click
 from common.config import (
     DEFAULT_MODEL,
     AskConfig,
+    ChatConfig,
     ChildConfig,
+    ClientConfig,
     DecodeConfig,
     EngineConfig,
     GatewayConfig,
@@ -39,12 +43,8 @@ from common.config import (
 from common.errors import ConfigError
 from common.lifeline import Lifeline
 from common.log import set_up_logging
-
-PREFILL_NICE = 5
-# Rounds that a thread of OpenMP spins before it sleeps; the default is 300,000. Measured with 2 threads on
-# 2 cores, a decode step of the default model: alone 15 to 18 ms with either, beside other busy processes
-# 390 ms (the spinning thread holds the core that the other one needs) against 47 ms.
-DECODE_SPINCOUNT = "3000"
+from common.messages import Role
+from common.small_machine import share_cores
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -82,40 +82,52 @@ def _option(config: type[Any], name: str, default: Any, metadata: Any) -> Callab
     )
 
 
+takes_cache = click.option(
+    "--cache",
+    type=click.Path(path_type=Path, file_okay=False),
+    envvar="BATON_CACHE",
+    help="Folder of downloaded models  [default: ~/.cache/baton]",
+)
+
+
 def takes_model(command: F) -> F:
     """Give a command the argument MODEL and the folder where models are kept."""
-    command = click.option(
-        "--cache",
-        type=click.Path(path_type=Path, file_okay=False),
-        envvar="BATON_CACHE",
-        help="Folder of downloaded models  [default: ~/.cache/baton]",
-    )(command)
-    return click.argument("model", default=DEFAULT_MODEL, envvar="BATON_MODEL")(command)
+    return click.argument("model", default=DEFAULT_MODEL, envvar="BATON_MODEL")(takes_cache(command))
 
 
-def _begin_process(values: dict[str, Any]) -> Lifeline:
-    """Set up what every long-running process needs; call it before anything slow is imported."""
+@contextmanager
+def _process(values: dict[str, Any]) -> Iterator[Lifeline]:
+    """Set up what every long-running process needs; enter it before anything slow is imported."""
     set_up_logging(pick(LogConfig, values))
     parent_fd = pick(ChildConfig, values).parent_fd
     if parent_fd is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, and sends SIGTERM
-    return Lifeline(parent_fd)
+    with closing(Lifeline(parent_fd)) as lifeline:
+        yield lifeline
+
+
+@contextmanager
+def _asking() -> Iterator[None]:
+    """Make the failure of a server that we ask one line."""
+    from gateway.api_client import AskFailed
+
+    try:
+        yield
+    except AskFailed as error:
+        raise click.ClickException(str(error)) from None
 
 
 def _resolve(values: dict[str, Any]) -> Path:
     """Return the folder of MODEL, downloaded and converted if need be."""
     from common.model.store import resolve_model
 
-    return resolve_model(values["model"], _say, values["cache"]).absolute()
+    say = partial(click.echo, err=True)
+    return resolve_model(values["model"], say, values["cache"], values.get("load_format", "auto")).absolute()
 
 
 def _local_model(values: dict[str, Any]) -> ModelConfig:
     """Return the model's settings with its folder as the model."""
     return replace(pick(ModelConfig, values), model=str(_resolve(values)))
-
-
-def _say(text: str) -> None:
-    click.echo(text, err=True)
 
 
 def _command() -> tuple[str, ...]:
@@ -136,14 +148,14 @@ class _InOrder(click.Group):
 def baton() -> None:
     """Serve a language model, with prefill and decode in separate processes.
 
-    MODEL is a folder with safetensors, or the name of a model that Baton downloads (smollm2-135m). Every
+    MODEL is a folder with safetensors, a GGUF file, a hub id (org/name), or smollm2-135m, the default. Every
     option can also be set by an environment variable: --page-size is BATON_PAGE_SIZE.
     """
 
 
 @baton.command()
 @takes_model
-@options(GatewayConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, SupervisorConfig, LogConfig)
+@options(SupervisorConfig, GatewayConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig)
 @click.option(
     "--ask",
     envvar="BATON_ASK",
@@ -155,18 +167,9 @@ def serve(ask: str | None, **values: Any) -> int:
     from common.supervisor import ChildFailed
 
     set_up_logging(pick(LogConfig, values))
-    config = ServeConfig(
-        model=pick(ModelConfig, values),
-        engine=pick(EngineConfig, values),
-        transfer=pick(TransferConfig, values),
-        decode=pick(DecodeConfig, values),
-        gateway=pick(GatewayConfig, values),
-        supervisor=pick(SupervisorConfig, values),
-        log=pick(LogConfig, values),
-    )
     env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     try:
-        return serve(config, Launch(_command(), env, values["cache"]), click.echo, ask)
+        return serve(ServeConfig.of(values), Launch(_command(), env, values["cache"]), click.echo, ask)
     except ChildFailed as error:
         # Its own complaint about the set-up (status 2) is ours; anything else is a crash.
         _fail(str(error), 2 if error.status == 2 else 1)
@@ -174,18 +177,50 @@ def serve(ask: str | None, **values: Any) -> int:
 
 @baton.command()
 @click.argument("prompt")
-@options(AskConfig, ChildConfig)
+@options(ClientConfig, AskConfig, ChildConfig)
 def generate(prompt: str, **values: Any) -> None:
     """Ask a running server, and print its answer as it comes."""
-    lifeline = Lifeline(pick(ChildConfig, values).parent_fd)
-    from gateway.ask import AskFailed, ask
+    with closing(Lifeline(pick(ChildConfig, values).parent_fd)), _asking():
+        from gateway.ask import ask
 
-    try:
-        ask(pick(AskConfig, values), prompt, lambda text: click.echo(text, nl=False))
-    except AskFailed as error:
-        raise click.ClickException(str(error)) from None
-    finally:
-        lifeline.close()
+        write = partial(click.echo, nl=False)
+        ask(pick(ClientConfig, values), pick(AskConfig, values), prompt, write)
+
+
+@baton.command()
+@options(ClientConfig, ChatConfig)
+def chat(**values: Any) -> None:
+    """Chat with a running server, one line a question.
+
+    Ctrl-C stops an answer; /clear starts anew; /exit or Ctrl-D ends.
+    """
+    with _asking():
+        from gateway.chat import chat
+
+        chat(pick(ClientConfig, values), pick(ChatConfig, values))
+
+
+@baton.group(cls=_InOrder)
+def models() -> None:
+    """See which models are here, and fetch others."""
+
+
+@models.command("list")
+@takes_cache
+def list_(cache: Path | None) -> None:
+    """List the models that are here, and those that can be pulled."""
+    from common.model.listing import list_models
+
+    click.echo(list_models(cache))
+
+
+@models.command()
+@click.argument("model", metavar="NAME")
+@takes_cache
+def pull(**values: Any) -> None:
+    """Download and convert a model, and print its folder; one that is here is left as it is."""
+    signal.signal(signal.SIGTERM, _exit_on_signal)
+    click.echo(_resolve(values))
 
 
 @baton.command()
@@ -193,15 +228,13 @@ def generate(prompt: str, **values: Any) -> None:
 @options(GatewayConfig, ListenConfig, ModelConfig, LogConfig, ChildConfig)
 def gateway(**values: Any) -> None:
     """Run the HTTP side alone; nodes join it."""
-    lifeline = _begin_process(values)
-    try:
+    with _process(values) as lifeline:
+        share_cores(Role.GATEWAY)
         model, config = _local_model(values), pick(GatewayConfig, values)
         config = replace(config, served_model_name=config.served_model_name or values["model"])
         from gateway.node import run_gateway
 
         run_gateway(model, config, pick(ListenConfig, values), lifeline)
-    finally:
-        lifeline.close()
 
 
 @baton.command()
@@ -209,18 +242,13 @@ def gateway(**values: Any) -> None:
 @options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, LogConfig, ChildConfig)
 def prefill(**values: Any) -> None:
     """Run a node that computes prompts."""
-    lifeline = _begin_process(values)
-    try:
-        # Where both nodes share the cores, decode must not wait for prefill: here, threads without work sleep
-        # instead of spinning (read when torch loads its OpenMP), and the kernel prefers the other node.
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-        os.nice(PREFILL_NICE)
+    with _process(values) as lifeline:
+        engine = pick(EngineConfig, values)
+        share_cores(Role.PREFILL, engine.local_nodes)
         node, model = _joined(values), _local_model(values)
         from prefill_node.node import run_prefill
 
-        run_prefill(model, pick(EngineConfig, values), pick(TransferConfig, values), node, lifeline)
-    finally:
-        lifeline.close()
+        run_prefill(model, engine, pick(TransferConfig, values), node, lifeline)
 
 
 @baton.command()
@@ -228,17 +256,13 @@ def prefill(**values: Any) -> None:
 @options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig, ChildConfig)
 def decode(**values: Any) -> None:
     """Run a node that produces the tokens after the first."""
-    lifeline = _begin_process(values)
-    try:
-        if "OMP_WAIT_POLICY" not in os.environ:
-            os.environ.setdefault("GOMP_SPINCOUNT", DECODE_SPINCOUNT)
+    with _process(values) as lifeline:
+        engine, decode = pick(EngineConfig, values), pick(DecodeConfig, values)
+        share_cores(Role.DECODE, engine.local_nodes, colocated=decode.colocated)
         node, model = _joined(values), _local_model(values)
         from decode_node.node import run_decode
 
-        engine, transfer = pick(EngineConfig, values), pick(TransferConfig, values)
-        run_decode(model, engine, transfer, pick(DecodeConfig, values), node, lifeline)
-    finally:
-        lifeline.close()
+        run_decode(model, engine, pick(TransferConfig, values), decode, node, lifeline)
 
 
 def _joined(values: dict[str, Any]) -> NodeConfig:
@@ -255,21 +279,18 @@ def _joined(values: dict[str, Any]) -> NodeConfig:
 
 @baton.command(hidden=True)
 @takes_model
-@options(EngineConfig, LogConfig, ChildConfig)
+@options(ModelConfig, EngineConfig, LogConfig, ChildConfig)
 def prepare(**values: Any) -> None:
     """Make a model ready, check what can be checked without torch, and tell `baton serve` where it lies."""
-    lifeline = _begin_process(values)
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    try:
+    with _process(values) as lifeline:
         from common.engine.chunking import resolve_prefill_budget
         from common.model.spec import load_spec
 
         resolve_prefill_budget(pick(EngineConfig, values))
         folder = _resolve(values)
-        load_spec(folder)
+        load_spec(folder, values["load_format"])
         lifeline.ready(folder=str(folder))
-    finally:
-        lifeline.close()
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> NoReturn:

@@ -42,6 +42,11 @@ class ModelConfig:
         "else float32.",
         choices=("auto", "float32", "bfloat16", "float16"),
     )
+    load_format: str = option(
+        "auto",
+        "Where weights come from: the model's files, or (dummy) random numbers, with a config.json alone.",
+        choices=("auto", "dummy"),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +57,12 @@ class EngineConfig:
     page_size: int = option(16, "Tokens in a KV page.", minimum=1)
     kv_pages: int | None = option(
         None, "KV pages of a node's pool [default: a tenth of the memory, at most 4 GiB].", minimum=1
+    )
+    local_nodes: int | None = option(
+        None,
+        "Nodes on this machine, this one included: all their default pools together take two tenths of the "
+        "memory at most, and they share the cores [default: those of `baton serve`; otherwise a pair].",
+        minimum=1,
     )
     max_running: int = option(64, "Requests that decode together at the most.", minimum=1, maximum=4096)
     prefill_budget: int | None = option(
@@ -71,7 +82,11 @@ class EngineConfig:
 class TransferConfig:
     """How KV pages travel."""
 
-    transfer: str = option("auto", "Data plane for KV pages.", choices=("auto", "frames"))
+    transfer: str = option(
+        "auto",
+        "Data plane for KV pages; auto takes shared memory on one host, else frames.",
+        choices=("auto", "shm", "frames"),
+    )
     verify_pages: bool = option(False, "Checksum every page on both ends of a hand-over.")
     transfer_window: int = option(
         64, "MiB of KV that may be under way from one prefill node to one decode node.", minimum=1
@@ -132,6 +147,10 @@ class ChildConfig:
 class SupervisorConfig:
     """What `baton serve` itself needs."""
 
+    prefill: int | None = option(
+        None, "Prefill nodes to start [default: 1, or none with --colocated].", minimum=1
+    )
+    decode: int = option(1, "Decode nodes to start.", minimum=1)
     stall_timeout: int = option(
         30, "Seconds without a sign of life after which a process is killed and started again.", minimum=1
     )
@@ -147,17 +166,30 @@ class LogConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AskConfig:
-    """What `baton generate` can be told."""
+class ClientConfig:
+    """Which server is asked, and how it is to draw its answers."""
 
     url: str = option("http://127.0.0.1:8000", "Where the server is.")
-    raw: bool = option(False, "Continue the prompt as it stands, without the chat template.")
     max_tokens: int | None = option(
-        None, "Tokens of the answer at the most [default: the server's].", minimum=1
+        None, "Tokens of an answer at the most [default: the server's].", minimum=1
     )
     temperature: float | None = option(None, "0 takes the likeliest token each time [default: the server's].")
     seed: int | None = option(None, "The same seed gives the same answer.")
+
+
+@dataclass(frozen=True, slots=True)
+class AskConfig:
+    """What only `baton generate` can be told."""
+
+    raw: bool = option(False, "Continue the prompt as it stands, without the chat template.")
     timings: bool = option(False, "Say afterwards where the time went.")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatConfig:
+    """What only `baton chat` can be told."""
+
+    system: str | None = option(None, "System prompt [default: the chat template's own].")
 
 
 C = TypeVar("C")

@@ -1,6 +1,6 @@
-"""`baton serve`: one server on this machine, as a supervised gateway, prefill node and decode node.
+"""`baton serve`: one server on this machine, as a supervised gateway, prefill nodes and decode nodes.
 
-1. Check the port, before anything that takes time.
+1. Check options and port, before anything that takes time.
 2. Make a private folder for the sockets.
 3. Make the model ready, in a process of its own: a signal can end it, and its memory is given back.
 4. Start gateway and nodes, wait until a pair of nodes is usable, say how to talk to the server.
@@ -20,6 +20,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, get_type_hints
 
 from common.child import ChildSpec
 from common.children import Stopped
@@ -33,6 +34,7 @@ from common.config import (
     NodeConfig,
     SupervisorConfig,
     TransferConfig,
+    pick,
     replace,
     to_argv,
 )
@@ -55,6 +57,21 @@ class ServeConfig:
     gateway: GatewayConfig
     supervisor: SupervisorConfig
     log: LogConfig
+
+    @classmethod
+    def of(cls, values: dict[str, Any]) -> ServeConfig:
+        """Build all settings from the options of the command."""
+        return cls(**{name: pick(kind, values) for name, kind in get_type_hints(cls).items()})
+
+    @property
+    def num_prefill(self) -> int:
+        """Prefill nodes to start; a colocated decode node needs none."""
+        return 0 if self.decode.colocated else self.supervisor.prefill or 1
+
+    @property
+    def num_decode(self) -> int:
+        """Decode nodes to start."""
+        return self.supervisor.decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +120,21 @@ def plan_services(config: ServeConfig, launch: Launch, folder: str, run_dir: Pat
     model = replace(config.model, model=folder)
     served_name = config.gateway.served_model_name or config.model.model
     gateway = replace(config.gateway, served_model_name=served_name)
+    num_nodes = config.num_prefill + config.num_decode
+    # Who starts more nodes by hand beside these says how many there are in all.
+    engine = replace(config.engine, local_nodes=config.engine.local_nodes or num_nodes)
 
     def child(name: str, role: str, *configs: object) -> ChildSpec:
         argv = (*launch.command, role, folder, *to_argv(model, *configs, config.log))
         return ChildSpec(name, role, argv, ends_first=role == GATEWAY)
 
-    def node(name: str, listen: str | None = None) -> NodeConfig:
-        return NodeConfig(join=join, listen=listen, node_id=name)
-
     specs = [child("gateway", GATEWAY, gateway, ListenConfig(nodes=join))]
-    if not config.decode.colocated:
-        listen = f"ipc://{run_dir}/prefill-0.sock"
-        specs.append(child("prefill-0", "prefill", config.engine, config.transfer, node("prefill-0", listen)))
-    specs.append(child("decode-0", "decode", config.engine, config.transfer, config.decode, node("decode-0")))
+    for name in (f"prefill-{i}" for i in range(config.num_prefill)):
+        node = NodeConfig(join=join, listen=f"ipc://{run_dir}/{name}.sock", node_id=name)
+        specs.append(child(name, "prefill", engine, config.transfer, node))
+    for name in (f"decode-{i}" for i in range(config.num_decode)):
+        node = NodeConfig(join=join, node_id=name)
+        specs.append(child(name, "decode", engine, config.transfer, config.decode, node))
     return tuple(specs)
 
 
@@ -149,7 +168,7 @@ def _exit_status(job: Job) -> int:
 def _make_model_ready(supervisor: Supervisor, config: ServeConfig, launch: Launch) -> str | int:
     """Return the model's folder, or the exit status of the process that could not make it ready."""
     cache = () if launch.cache is None else ("--cache", str(launch.cache))
-    argv = (*launch.command, "prepare", *cache, *to_argv(config.engine, config.log))
+    argv = (*launch.command, "prepare", *cache, *to_argv(config.model, config.engine, config.log))
     end = supervisor.run_job(ChildSpec("prepare", "prepare", argv, ("--", config.model.model), is_job=True))
     if end.status != 0:
         return _exit_status(end)
@@ -182,6 +201,10 @@ def serve(
         ConfigError: it cannot start, for a reason that the user can mend.
         ChildFailed: a process of it ended before it was ever ready.
     """
+    if config.decode.colocated and config.supervisor.prefill is not None:
+        raise ConfigError(
+            "--prefill does not go with --colocated: there the decode nodes compute the prompts"
+        )
     check_port(config.gateway.host, config.gateway.port)
     name = config.gateway.served_model_name or config.model.model
     try:

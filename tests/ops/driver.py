@@ -1,4 +1,7 @@
-"""Run the real `serve` with stand-in processes: `python -m tests.ops.driver STALL_TIMEOUT [QUESTION]`."""
+"""Run the real `serve` with stand-in processes: `python -m tests.ops.driver STALL_TIMEOUT [QUESTION]`.
+
+STANDIN_NODES is the number of prefill nodes, and of decode nodes.
+"""
 
 from __future__ import annotations
 
@@ -27,13 +30,14 @@ def _say_on_stdout(text: str) -> None:
 def main() -> int:
     """Serve until a signal."""
     set_up_logging(LogConfig())
+    num_nodes = int(os.environ.get("STANDIN_NODES", "1"))
     config = ServeConfig(
         model=ModelConfig(model="tiny"),
         engine=EngineConfig(),
         transfer=TransferConfig(),
         decode=DecodeConfig(),
         gateway=GatewayConfig(port=0),
-        supervisor=SupervisorConfig(stall_timeout=int(sys.argv[1])),
+        supervisor=SupervisorConfig(prefill=num_nodes, decode=num_nodes, stall_timeout=int(sys.argv[1])),
         log=LogConfig(),
     )
     launch = Launch((sys.executable, "-m", "tests.ops.standin"), os.environ)

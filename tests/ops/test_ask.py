@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from common.config import AskConfig
-from gateway.ask import AskFailed, ask
+from common.config import AskConfig, ClientConfig
+from gateway.api_client import AskFailed
+from gateway.ask import ask
 
 MODELS = json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode()
 ERROR = {"error": {"message": "the pool is full", "type": "server_error", "param": None, "code": None}}
@@ -76,7 +77,9 @@ def delta(text: str) -> dict[str, Any]:
 def test_chat_is_streamed_and_the_options_are_passed_on(server: Script) -> None:
     server.body = stream({"choices": [{"delta": {"role": "assistant"}}]}, delta("Hel"), delta("lo"))
     written: list[str] = []
-    ask(AskConfig(url=server.url, max_tokens=5, temperature=0.0, seed=7), "Hi", written.append)
+    ask(
+        ClientConfig(url=server.url, max_tokens=5, temperature=0.0, seed=7), AskConfig(), "Hi", written.append
+    )
     assert "".join(written) == "Hello\n"
     assert server.path == "/v1/chat/completions"
     assert server.asked == {
@@ -92,7 +95,7 @@ def test_chat_is_streamed_and_the_options_are_passed_on(server: Script) -> None:
 def test_raw_prompt_is_a_completion(server: Script) -> None:
     server.body = stream({"choices": [{"index": 0, "text": " there"}]})
     written: list[str] = []
-    ask(AskConfig(url=server.url, raw=True), "Hi", written.append)
+    ask(ClientConfig(url=server.url), AskConfig(raw=True), "Hi", written.append)
     assert "".join(written) == " there\n"
     assert server.path == "/v1/completions"
     assert server.asked == {"model": "tiny", "stream": True, "prompt": "Hi"}
@@ -102,7 +105,7 @@ def test_timings_follow_the_answer_in_the_order_of_the_stages(server: Script) ->
     timings = {"first_decode_ms": 4.0, "queue_ms": 1.0, "prefill_ms": 2.5, "transfer_ms": 3.0}
     server.body = stream(delta("Hello"), {"choices": [], "timings": timings})
     written: list[str] = []
-    ask(AskConfig(url=server.url, timings=True), "Hi", written.append)
+    ask(ClientConfig(url=server.url), AskConfig(timings=True), "Hi", written.append)
     assert server.asked["timings"] is True
     answer, _, stages = "".join(written).partition("\n\n")
     assert answer == "Hello"
@@ -127,7 +130,7 @@ def test_timings_follow_the_answer_in_the_order_of_the_stages(server: Script) ->
 def test_failure_is_one_line(server: Script, status: int, body: bytes, words: str) -> None:
     server.status, server.body = status, body
     with pytest.raises(AskFailed, match=words.replace("(", r"\(").replace(")", r"\)")) as failure:
-        ask(AskConfig(url=server.url), "Hi", lambda _: None)
+        ask(ClientConfig(url=server.url), AskConfig(), "Hi", lambda _: None)
     assert "\n" not in str(failure.value)
 
 
@@ -135,16 +138,16 @@ def test_failure_is_one_line(server: Script, status: int, body: bytes, words: st
 def test_other_server_is_told_apart(server: Script, models: bytes) -> None:
     server.models = models
     with pytest.raises(AskFailed, match="no OpenAI-compatible server"):
-        ask(AskConfig(url=server.url), "Hi", lambda _: None)
+        ask(ClientConfig(url=server.url), AskConfig(), "Hi", lambda _: None)
 
 
 def test_no_server_is_one_line_that_says_what_to_do() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     with pytest.raises(AskFailed, match=r"no server answers at .*baton serve"):
-        ask(AskConfig(url=url), "Hi", lambda _: None)
+        ask(ClientConfig(url=url), AskConfig(), "Hi", lambda _: None)
 
 
 def test_url_that_is_none_is_one_line() -> None:
     with pytest.raises(AskFailed):
-        ask(AskConfig(url="ftp://nowhere"), "Hi", lambda _: None)
+        ask(ClientConfig(url="ftp://nowhere"), AskConfig(), "Hi", lambda _: None)

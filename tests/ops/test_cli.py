@@ -90,6 +90,11 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
         (["serve"], {"BATON_PAGE_SIZE": "0"}, "--page-size"),
         (["serve", "one", "two"], {}, "two"),
         (["serve", "--port", "0", "/no/such/model"], {}, "/no/such/model"),
+        (["serve", "--prefill", "0"], {}, "--prefill"),
+        (["serve", "--decode", "0"], {}, "--decode"),
+        (["serve", "--colocated", "--prefill", "1"], {}, "--colocated"),
+        (["models", "pull", "no-such-model"], {}, "no-such-model"),
+        (["models", "pull"], {}, "NAME"),
         (["serve", "--host", "no.such.host.invalid"], {}, "no.such.host.invalid"),
         (["gateway", "/no/such/model"], {}, "/no/such/model"),
         (["decode"], {}, "--join"),
@@ -122,7 +127,7 @@ def test_free_port_is_not_refused() -> None:
 def test_help_names_every_command_but_the_internal_one() -> None:
     result = run("--help")
     assert result.returncode == 0
-    for name in ("serve", "generate", "gateway", "prefill", "decode"):
+    for name in ("serve", "generate", "chat", "models", "gateway", "prefill", "decode"):
         assert f"\n  {name} " in result.stdout
     assert "prepare" not in result.stdout
 
@@ -170,29 +175,17 @@ def test_options_written_by_to_argv_come_back_as_they_were(command: str, data: s
 
 
 def test_every_option_has_an_environment_variable_and_a_help_text() -> None:
-    for name, command in cli.baton.commands.items():
+    for name, command in (*cli.baton.commands.items(), *cli.models.commands.items()):
         for param in command.params:
             if isinstance(param, click.Option):
                 assert param.envvar == "BATON_" + str(param.name).upper(), (name, param.name)
                 assert param.help, (name, param.name)
 
 
-def serve_config(argv: list[str]) -> ServeConfig:
-    values = parse("serve", argv)
-    return ServeConfig(
-        model=pick(ModelConfig, values),
-        engine=pick(EngineConfig, values),
-        transfer=pick(TransferConfig, values),
-        decode=pick(DecodeConfig, values),
-        gateway=pick(GatewayConfig, values),
-        supervisor=pick(SupervisorConfig, values),
-        log=pick(LogConfig, values),
-    )
-
-
 def plan(argv: list[str]) -> dict[str, list[str]]:
     launch = Launch(("baton",), {})
-    specs = plan_services(serve_config(argv), launch, "/models/m", Path("/tmp/baton-x"))
+    config = ServeConfig.of(parse("serve", argv))
+    specs = plan_services(config, launch, "/models/m", Path("/tmp/baton-x"))
     return {spec.name: list(spec.argv) for spec in specs}
 
 
@@ -204,21 +197,43 @@ def test_children_are_the_commands_with_what_concerns_them() -> None:
             *("--nodes", "ipc:///tmp/baton-x/gateway.sock"),
         ],
         "prefill-0": [
-            *("baton", "prefill", "/models/m", "--page-size", "32", "--verify-pages"),
+            *("baton", "prefill", "/models/m", "--page-size", "32", "--local-nodes", "2", "--verify-pages"),
             *("--join", "ipc:///tmp/baton-x/gateway.sock"),
             *("--listen", "ipc:///tmp/baton-x/prefill-0.sock", "--node-id", "prefill-0"),
         ],
         "decode-0": [
-            *("baton", "decode", "/models/m", "--page-size", "32", "--verify-pages", "--max-queued", "5"),
+            *("baton", "decode", "/models/m", "--page-size", "32", "--local-nodes", "2", "--verify-pages"),
+            *("--max-queued", "5"),
             *("--join", "ipc:///tmp/baton-x/gateway.sock", "--node-id", "decode-0"),
         ],
     }
 
 
+def value(argv: list[str], option: str) -> str:
+    return argv[argv.index(option) + 1]
+
+
+def test_several_nodes_have_names_and_sockets_of_their_own_and_share_the_machine() -> None:
+    services = plan(["--prefill", "2", "--decode", "3"])
+    names = ["gateway", "prefill-0", "prefill-1", "decode-0", "decode-1", "decode-2"]
+    assert list(services) == names
+    assert [value(services[name], "--node-id") for name in names[1:]] == names[1:]
+    assert {value(services[name], "--local-nodes") for name in names[1:]} == {"5"}
+    assert len({value(services[name], "--listen") for name in names[1:3]}) == 2
+
+
+def test_nodes_started_by_hand_can_be_counted_in() -> None:
+    services = plan(["--local-nodes", "7"])
+    assert (
+        value(services["prefill-0"], "--local-nodes") == value(services["decode-0"], "--local-nodes") == "7"
+    )
+
+
 def test_colocated_server_has_no_prefill_node() -> None:
-    services = plan(["--colocated"])
-    assert services.keys() == {"gateway", "decode-0"}
+    services = plan(["--colocated", "--decode", "2"])
+    assert services.keys() == {"gateway", "decode-0", "decode-1"}
     assert "--colocated" in services["decode-0"]
+    assert value(services["decode-1"], "--local-nodes") == "2"
 
 
 def test_clients_use_the_given_name_of_the_model() -> None:

@@ -162,6 +162,21 @@ def test_killed_node_comes_back_and_the_others_stay(start: Callable[..., Server]
     assert_alive(before["prefill-0"])
 
 
+def test_each_of_several_nodes_comes_back_alone(start: Callable[..., Server]) -> None:
+    server = start(STANDIN_NODES="2")
+    names = ("gateway", "prefill-0", "prefill-1", "decode-0", "decode-1")
+    before = server.pidfds(names)
+    for name in names:
+        server.expect(f"{name} is ready")
+    for name in ("decode-1", "prefill-0"):
+        signal.pidfd_send_signal(before.pop(name), signal.SIGKILL)
+        server.expect(rf"{name} was killed by SIGKILL; starting it again now")
+        server.expect(rf"{name} is ready")
+    server.expect(r'\[gateway\] told {"restarts": {"decode": 1, "gateway": 0, "prefill": 1}}')
+    for pidfd in before.values():
+        assert_alive(pidfd)
+
+
 def test_restarted_gateway_keeps_its_port_and_hears_the_counts(start: Callable[..., Server]) -> None:
     server = start()
     pidfds = server.pidfds()

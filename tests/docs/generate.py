@@ -1,0 +1,21 @@
+"""Bring the generated documents up to date: `python -m tests.docs.generate`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.docs.options import options_page
+from tests.docs.protocol import fill_sections
+
+DOCS = Path(__file__).parents[2] / "docs"
+OPTIONS, PROTOCOL = DOCS / "options.md", DOCS / "protocol.md"
+
+
+def main() -> None:
+    """Write what has changed."""
+    OPTIONS.write_text(options_page())
+    PROTOCOL.write_text(fill_sections(PROTOCOL.read_text()))
+
+
+if __name__ == "__main__":
+    main()
