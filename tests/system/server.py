@@ -137,6 +137,18 @@ class Server:
             pids.update({role: child.pid for role in ROLES if role in words[:4]})
         return pids
 
+    def nodes(self) -> dict[str, int]:
+        """The node processes that run now, by node id: there may be several of a role."""
+        pids = {}
+        for child in psutil.Process(self.process.pid).children():
+            try:
+                words = child.cmdline()
+            except psutil.NoSuchProcess:
+                continue
+            if "--node-id" in words:
+                pids[words[words.index("--node-id") + 1]] = child.pid
+        return pids
+
     def sockets(self) -> dict[str, Path]:
         """The ipc sockets of the running server, by file name."""
         return {path.name: path for path in self.temp_dir.rglob("*.sock")}

@@ -36,7 +36,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (COMPLETIONS, {"prompt": "hi", "top_p": 1.1}, "top_p"),
     (COMPLETIONS, {"prompt": "hi", "stop": ""}, "stop"),
     (COMPLETIONS, {"prompt": "hi", "stop_token_ids": [VOCAB_SIZE]}, "stop_token_ids"),
-    (COMPLETIONS, {"prompt": "hi", "logprobs": 3}, "logprobs"),
     (COMPLETIONS, {"prompt": "hi", "best_of": 2}, "best_of"),
     (COMPLETIONS, {"prompt": "hi", "bootstrap_room": 1}, "bootstrap_room"),
     (COMPLETIONS, {"prompt": "hi", "stream": True, "max_tokens": CONTEXT}, "max_tokens"),
