@@ -1,0 +1,57 @@
+"""Small tools of all benchmarks: percentiles, the speed of memory, models and prompts to measure with."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+import numpy as np
+import torch
+
+from common.model.store import resolve_model
+from tests.tiny import write_tiny_model
+
+TINY = "tiny"
+
+
+def percentile(values: Sequence[float], percent: float) -> float:
+    """Return the value that `percent` of all values are not above."""
+    return float(np.percentile(np.asarray(values), percent, method="higher"))
+
+
+def median(values: Sequence[float]) -> float:
+    """Return the middle value."""
+    return float(np.median(np.asarray(values)))
+
+
+def memory_bandwidth(num_bytes: int, *, rounds: int = 5) -> float:
+    """Return the bytes a second that all threads read and write together in the best of some large copies."""
+    source = torch.ones(num_bytes, dtype=torch.uint8)
+    target = torch.zeros_like(source)
+    times = []
+    for _ in range(rounds):
+        started_s = time.perf_counter()
+        target.copy_(source)
+        times.append(time.perf_counter() - started_s)
+    return 2 * num_bytes / min(times)
+
+
+def random_prompt(num_tokens: int, vocab_size: int, seed: int) -> list[int]:
+    """Return token ids, the same for the same seed."""
+    draw = random.Random(seed)
+    return [draw.randrange(3, vocab_size) for _ in range(num_tokens)]
+
+
+@contextmanager
+def model_folder(model: str, context_length: int) -> Iterator[Path]:
+    """Find a model, or write the tiny one with room for `context_length` tokens."""
+    if model != TINY:
+        yield resolve_model(model, lambda line: click.echo(line, err=True))
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield write_tiny_model(Path(folder), max_position_embeddings=context_length)

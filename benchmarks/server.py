@@ -1,0 +1,72 @@
+"""A real server for a benchmark: `baton serve` as a user starts it, from when it is ready to its end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+
+from common.errors import ConfigError
+
+_BATON = Path(sys.executable).parent / "baton"
+_LISTENING = re.compile(r"listening on (http://\S+?);?\s")
+_START_S = 300.0
+_END_S = 15.0
+_POLL_S = 0.1
+
+
+@contextmanager
+def running(model: Path, *options: str) -> Iterator[str]:
+    """Serve a model folder for a while; gives the address.
+
+    Raises:
+        ConfigError: it did not come up.
+    """
+    env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    with tempfile.TemporaryFile("w+") as log:
+        process = subprocess.Popen(
+            [_BATON, "serve", model, "--port", "0", *options],
+            env=env,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            process_group=0,
+        )
+
+        def said() -> str:
+            log.seek(0)
+            return log.read()
+
+        try:
+            give_up_s = time.monotonic() + _START_S
+            while (url := _ready(said())) is None:
+                if process.poll() is not None or time.monotonic() > give_up_s:
+                    raise ConfigError(f"the server did not come up:\n{said()}")
+                time.sleep(_POLL_S)
+            yield url
+        finally:
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def _ready(log: str) -> str | None:
+    """Return the address of a server that is ready for requests."""
+    if (found := _LISTENING.search(log)) is None:
+        return None
+    try:
+        return found[1] if httpx.get(found[1] + "/ready", trust_env=False).is_success else None
+    except httpx.TransportError:
+        return None
