@@ -55,8 +55,11 @@ def test_more_than_may_wait_are_refused_with_retry_after(client: Client, cases: 
     prompts = [cases[-3].prompt] * (MAX_QUEUED + 10)
     for stream in (False, True):
         outcome = client.ask(greedy(prompts, 150, stream=stream))
-        assert outcome.status == 429
-        assert int(outcome.headers["retry-after"]) > 0
+        # A stream may have tokens out before the prompts behind them are refused: then an event says so.
+        if outcome.status != 200 or not stream:
+            assert outcome.status == 429
+            assert int(outcome.headers["retry-after"]) > 0
+        assert not outcome.succeeded
         assert outcome.error is not None
         assert outcome.error["type"] == "rate_limit_error"
         client.assert_ledger_clean()
