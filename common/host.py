@@ -61,6 +61,13 @@ def open_pidfd(ours: HostIdentity, theirs: HostIdentity) -> int | None:
     return fd if is_theirs else None
 
 
+def has_ended(pidfd: int) -> bool:
+    """Say whether a pidfd's process has ended. By poll: select refuses descriptors from 1,024 on."""
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    return bool(poller.poll(0))
+
+
 class DeathWatch:
     """Waits for the end of processes on this host, each under the epoch that it greeted with."""
 
@@ -105,4 +112,4 @@ class DeathWatch:
             if fd is None:
                 return True
             self._pidfds[epoch] = fd
-        return bool(select.select([self._pidfds[epoch]], [], [], 0)[0])
+        return has_ended(self._pidfds[epoch])

@@ -13,7 +13,6 @@ import contextlib
 import logging
 import os
 import secrets
-import select
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -23,7 +22,7 @@ import zmq
 
 from common.codec import Envelope, Header
 from common.errors import RemoteProtocolError
-from common.host import open_pidfd
+from common.host import has_ended, open_pidfd
 from common.link import (
     Deliver,
     Discard,
@@ -139,7 +138,7 @@ class _Session:
 
     def process_is_gone(self) -> bool:
         """Say whether the peer is known to have ended."""
-        return self.pidfd is not None and bool(select.select([self.pidfd], [], [], 0)[0])
+        return self.pidfd is not None and has_ended(self.pidfd)
 
     def close(self) -> None:
         if self.pidfd is not None:
@@ -167,7 +166,7 @@ class _Peering:
     def transmit(self, envelope: Envelope, identity: bytes) -> bool:
         raise NotImplementedError
 
-    def _lost(self, session: _Session, reason: str, now: float) -> None:
+    def _lost(self, session: _Session, now: float) -> None:
         """A session's link went down; forget it, or start again."""
         raise NotImplementedError
 
@@ -201,7 +200,7 @@ class _Peering:
         if session.peer is not None:
             log.info("%s: link to %s is down: %s", self.local.node_id, session.peer.node_id, reason)
             self._events.append(PeerDown(session.peer, reason))
-        self._lost(session, reason, now)
+        self._lost(session, now)
 
     def _refused(self, reason: str) -> None:
         self.counters["links_refused"] += 1
@@ -232,13 +231,9 @@ class _Peering:
             return None  # decoded and counted once the whole message is here
 
     def _check_deaths(self, sessions: Sequence[_Session], now: float) -> None:
-        fds = {s.pidfd: s for s in sessions if s.pidfd is not None}
-        if fds:
-            poller = select.poll()
-            for fd in fds:
-                poller.register(fd, select.POLLIN)
-            for fd, _ in poller.poll(0):
-                self._feed(fds[fd], PeerGone("its process ended"), now)
+        for session in sessions:
+            if session.process_is_gone():
+                self._feed(session, PeerGone("its process ended"), now)
         while self.unreachable:
             self._feed(self.unreachable.pop(), PeerGone("it cannot be reached"), now)
 
@@ -361,7 +356,7 @@ class Acceptor(_Peering):
         ack = HelloAck(self.local, accepted=False, reason="another connection took its place")
         self.transmit(Envelope(self.epoch, 0, ack), identity)  # whoever is gone needs no answer
 
-    def _lost(self, session: _Session, reason: str, now: float) -> None:
+    def _lost(self, session: _Session, now: float) -> None:
         self._sessions.pop(session.identity, None)
 
 
@@ -413,7 +408,7 @@ class Connector(_Peering):
             self._feed(session, PeerGone("the connection broke"), now)
         self._check_deaths([self._session], now)
         if self._session.peer is None and now - self._started_s > REPLACE_AFTER_S:
-            self._lost(self._session, "", now)  # nobody is there: drop the greetings that it has queued
+            self._lost(self._session, now)  # nobody is there: drop the greetings that it has queued
         self._feed(self._session, Tick(), now)
         return self._take_events()
 
@@ -435,7 +430,7 @@ class Connector(_Peering):
         link = Link(self.local, self.epoch, initiates=True, now=now, check=self._check)
         self._session = _Session(self, link, b"")
 
-    def _lost(self, session: _Session, reason: str, now: float) -> None:
+    def _lost(self, session: _Session, now: float) -> None:
         # A DEALER hands what it has queued to the next process at the address: a new one has nothing queued.
         self.socket.close()
         self._start(now)

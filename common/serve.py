@@ -11,11 +11,9 @@ It must not know how a child does its work: the children are the commands `baton
 
 from __future__ import annotations
 
-import errno
 import ipaddress
 import json
 import shlex
-import socket
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,11 +37,11 @@ from common.config import (
     to_argv,
 )
 from common.errors import ConfigError
+from common.http_port import check_port
 from common.supervisor import GATEWAY, Job, Supervisor
 
 # ipc:// addresses over 107 characters fail; a folder of ours and a socket in it take about 35.
 MAX_TEMP_DIR_CHARS = 60
-MAX_PORT = 65535
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,27 +83,6 @@ class Launch:
     command: tuple[str, ...]
     env: Mapping[str, str]
     cache: Path | None = None
-
-
-def check_port(host: str, port: int) -> None:
-    """Raise ConfigError when the HTTP server could not listen there."""
-    if port > MAX_PORT:  # getaddrinfo would take it, modulo 65536
-        raise ConfigError(f"--port {port} is no port: the largest is {MAX_PORT}")
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        with socket.socket(family, kind, proto) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(address)
-    except (socket.gaierror, UnicodeError):
-        raise ConfigError(f"--host {host} is no address") from None
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
-                f"port {port} is taken: choose another with --port (0 lets the system pick one)"
-            ) from None
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}") from None
 
 
 def short_temp_dir() -> str:

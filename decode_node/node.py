@@ -200,7 +200,8 @@ class DecodeNode:
             self._gateway.send_status()
 
     def _grant(self, now: float) -> None:
-        while (grant := self._scheduler.admit(self._loads())) is not None:
+        # The loads are summed over all transfers: not in a turn in which nobody waits.
+        while self._scheduler.num_queued and (grant := self._scheduler.admit(self._loads())) is not None:
             request = grant.entry.request
             self._engine.runner.grant(request)
             if grant.node_id is None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import logging
 import os
-import signal
 import socket
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,8 @@ from typing import Any
 import zmq
 
 from common.config import GatewayConfig, ListenConfig, ModelConfig
-from common.errors import ConfigError
 from common.host import this_process
+from common.http_port import bind_http
 from common.lifeline import Lifeline
 from common.messages import Hello, Role
 from common.model.spec import ModelSpec, load_spec
@@ -27,28 +26,6 @@ from gateway.limits import ModelLimits
 from gateway.text import TextPipeline
 
 log = logging.getLogger("baton.gateway")
-
-BACKLOG = 2048
-
-
-def bind_http(host: str, port: int) -> socket.socket:
-    """Bind the HTTP port.
-
-    Raises:
-        ConfigError: it is taken, or the address is not ours.
-    """
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        http = socket.socket(family, kind, proto)
-        http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        http.bind(address)
-        http.listen(BACKLOG)
-    except OSError as error:
-        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror or error}") from None
-    http.setblocking(False)
-    return http
 
 
 async def _serve(
@@ -98,6 +75,7 @@ def run_gateway(model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig
         ConfigError: the port is taken, or the model folder does not work.
     """
     http = bind_http(gateway.host, gateway.port)
+    http.setblocking(False)
     folder = Path(model.model)
     spec = load_spec(folder, model.load_format)
     text = TextPipeline.load(folder, optional=model.load_format == "dummy")
@@ -105,8 +83,7 @@ def run_gateway(model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig
     remove_socket_at_exit(nodes, lifeline)
     name = gateway.served_model_name or folder.name
     try:
-        asyncio.run(_serve(http, nodes, spec, text, gateway, name, lifeline))
-    except KeyboardInterrupt:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+        with contextlib.suppress(KeyboardInterrupt):
+            asyncio.run(_serve(http, nodes, spec, text, gateway, name, lifeline))
     finally:
         lifeline.close()

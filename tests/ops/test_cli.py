@@ -33,12 +33,12 @@ from common.config import (
     value_type,
 )
 from common.errors import ConfigError
+from common.http_port import check_port
 from common.serve import (
     Launch,
     ServeConfig,
     banner,
     base_url,
-    check_port,
     plan_services,
     short_temp_dir,
 )

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -128,26 +128,24 @@ class Server:
 
     def pids(self) -> dict[str, int]:
         """The children that run now, by role."""
-        pids = {}
-        for child in psutil.Process(self.process.pid).children():
-            try:
-                words = child.cmdline()
-            except psutil.NoSuchProcess:
-                continue
-            pids.update({role: child.pid for role in ROLES if role in words[:4]})
-        return pids
+        commands = self._commands()
+        return {role: pid for pid, words in commands.items() for role in ROLES if role in words[:4]}
 
     def nodes(self) -> dict[str, int]:
         """The node processes that run now, by node id: there may be several of a role."""
-        pids = {}
+        return {
+            words[words.index("--node-id") + 1]: pid
+            for pid, words in self._commands().items()
+            if "--node-id" in words
+        }
+
+    def _commands(self) -> dict[int, list[str]]:
+        """The command lines of the children, by pid."""
+        commands = {}
         for child in psutil.Process(self.process.pid).children():
-            try:
-                words = child.cmdline()
-            except psutil.NoSuchProcess:
-                continue
-            if "--node-id" in words:
-                pids[words[words.index("--node-id") + 1]] = child.pid
-        return pids
+            with suppress(psutil.NoSuchProcess):
+                commands[child.pid] = child.cmdline()
+        return commands
 
     def sockets(self) -> dict[str, Path]:
         """The ipc sockets of the running server, by file name."""

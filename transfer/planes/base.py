@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.codec import Header
+from common.errors import RemoteProtocolError
+from common.kv.checksum import page_checksums
+from common.kv.pool import KVPool
 from common.messages import Chunk, Status
 
 
@@ -82,3 +85,13 @@ class PlaneReceiver(Protocol):
 
     def close(self) -> None:
         """The link is gone."""
+
+
+def verify_pages(pool: KVPool, chunk: Chunk, page_ids: Sequence[int]) -> None:
+    """Check what arrived in D's pages against the checksums that came with it.
+
+    Raises:
+        RemoteProtocolError: a page is not the one that was sent.
+    """
+    if chunk.checksums != tuple(page_checksums(pool, page_ids, chunk.first_page)):
+        raise RemoteProtocolError(f"checksum of pages from {chunk.first_page} on is wrong")

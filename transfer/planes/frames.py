@@ -22,7 +22,7 @@ from common.kv.checksum import page_checksums
 from common.kv.pool import KVPool
 from common.messages import Chunk, Credit, Status
 from transfer.credits import ReceiveWindow, SendWindow
-from transfer.planes.base import Posted
+from transfer.planes.base import Posted, verify_pages
 
 FRAMES = "frames"
 
@@ -169,8 +169,8 @@ class FramesReceiver:
         if data.nbytes != chunk.num_pages * self._pool.layout.page_bytes:
             raise RemoteProtocolError(f"{data.nbytes} bytes for {chunk.num_pages} pages")
         self._pool.scatter(page_ids, torch.from_numpy(data))
-        if self._verify and chunk.checksums != tuple(page_checksums(self._pool, page_ids, chunk.first_page)):
-            raise RemoteProtocolError(f"checksum of pages from {chunk.first_page} on is wrong")
+        if self._verify:
+            verify_pages(self._pool, chunk, page_ids)
 
     def on_status(self, status: Status) -> None:
         """What P has sent and did not arrive was lost: its credit comes back."""

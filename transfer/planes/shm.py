@@ -24,7 +24,7 @@ from common.host import open_pidfd, same_host
 from common.kv.checksum import page_checksums
 from common.kv.pool import KVPool
 from common.messages import Chunk, Hello, Status
-from transfer.planes.base import Posted
+from transfer.planes.base import Posted, verify_pages
 
 SHM = "shm"
 
@@ -168,10 +168,8 @@ class ShmReceiver:
         """Check what was written."""
         if chunk.frames:
             raise RemoteProtocolError("frames on the plane shm")
-        if page_ids is None or not self._verify:
-            return
-        if chunk.checksums != tuple(page_checksums(self._pool, page_ids, chunk.first_page)):
-            raise RemoteProtocolError(f"checksum of pages from {chunk.first_page} on is wrong")
+        if page_ids is not None and self._verify:
+            verify_pages(self._pool, chunk, page_ids)
 
     def on_status(self, status: Status) -> None:
         """No credit to heal."""
