@@ -1,6 +1,7 @@
 """A decode node's scheduler, engine and outbox in this process, without sockets, with a clock at each part.
 
-The same objects in the same order as `DecodeNode.turn` and `DecodeNode._prebuild`.
+The same objects in the same order as `DecodeNode.turn` and `DecodeNode._prebuild`, overlapped as the engine
+says. What waits for the device waits for the loop's pollables, as `run_loop` does.
 """
 
 from __future__ import annotations
@@ -10,18 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-from torch import Tensor
-
-from common.attention.base import AttentionInputs
-from common.codec import Envelope
-from common.engine.model_runner import ModelRunner
+from benchmarks.device_clock import DeviceClock
+from common.codec import Envelope, IntArray
+from common.config import EngineConfig, ModelConfig
+from common.device.watch import EventWatch
+from common.engine.loader import Engine, load_engine
 from common.engine.step_loop import StepLoop
-from common.kv.pool import KVPool
+from common.errors import LocalError
 from common.messages import CODEC, Choice, Commit, Submit, int32s
-from common.model.decoder import Decoder, load_decoder
-from common.model.spec import load_spec, resolve_dtype
 from common.request import SamplingParams
+from common.sockets import wait
 from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
 from decode_node.outbox import messages_of
@@ -30,6 +29,7 @@ from decode_node.scheduler import DecodeScheduler
 PAGE_SIZE = 16
 _EPOCH = 1
 _EVERY_TOKEN = 2**31 - 1
+_PATIENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +37,12 @@ class Turn:
     """Seconds that the parts of one turn took, which follow each other."""
 
     plan_s: float  # scheduler.next_step: choose requests, make the batch
-    inputs_s: float  # launch, without the model's forward: inputs, sampling, relay, copy to the host
-    forward_s: float
+    inputs_s: float  # launch: inputs, sampling, relay, copy to the host; on a CPU without the model's forward
+    forward_s: float  # on a CPU; a GPU computes it meanwhile
     process_s: float  # results to tokens, finish decisions, pages
     outbox_s: float  # tokens to messages, and those to bytes
+    launched: bool
+    results_at_s: tuple[float, ...]  # when each result of the turn was processed (`time.perf_counter`)
 
     @property
     def total_s(self) -> float:
@@ -53,125 +55,145 @@ class Turn:
         return self.total_s - self.forward_s
 
 
-class _TimedDecoder(Decoder):
-    """The decoder, with a clock around its forward."""
+def load_local(
+    folder: Path, dtype: str, *, num_requests: int, max_len: int, prefill_budget: int = 512
+) -> Engine:
+    """Load a model on the CPU, for so many requests at once of `max_len` tokens (prompt and answer) at most.
 
-    def __init__(self, inner: Decoder) -> None:
-        self.spec = inner.spec
-        self._inner = inner
-        self.forward_s = 0.0
-
-    def forward(
-        self, input_ids: Tensor, positions: Tensor, inputs: AttentionInputs, logits_indices: Tensor
-    ) -> Tensor:
-        """See Decoder."""
-        started_s = time.perf_counter()
-        logits = self._inner.forward(input_ids, positions, inputs, logits_indices)
-        self.forward_s = time.perf_counter() - started_s
-        return logits
+    Raises:
+        ConfigError: the model or a setting does not work here.
+    """
+    config = EngineConfig(
+        device="cpu",
+        page_size=PAGE_SIZE,
+        kv_pages=num_requests * -(-max_len // PAGE_SIZE),
+        max_running=num_requests,
+        prefill_budget=prefill_budget,
+    )
+    return load_engine(folder, ModelConfig(dtype=dtype), config)
 
 
 class LocalNode:
-    """A model that serves requests in this process, one turn after the other.
+    """An engine that serves requests in this process, one turn after the other. Close it.
 
     Args:
-        num_requests: how many there are at once.
-        max_len: tokens of prompt and answer of the longest of them.
-        colocated: prompts are computed here; otherwise `hand_over` says that they were elsewhere.
+        colocated: prompts are computed here; otherwise `arrive` says that they were elsewhere.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        dtype: str,
-        *,
-        num_requests: int,
-        max_len: int,
-        colocated: bool = True,
-        prefill_budget: int = 512,
-    ) -> None:
-        spec = load_spec(folder)
-        dtype = resolve_dtype(dtype, spec)
-        layout = spec.kv_layout(PAGE_SIZE, dtype)
-        device = torch.device("cpu")
-        num_pages = num_requests * layout.pages_for(max_len)
-        self._pool = KVPool(layout, num_pages, device)
-        self._decoder = _TimedDecoder(load_decoder(folder, spec, dtype, self._pool))
-        self._runner = ModelRunner(
-            self._decoder,
-            spec.eos_token_ids,
-            num_rows=num_requests,
-            max_pages=layout.pages_for(max_len),
-            device=device,
-        )
+    def __init__(self, engine: Engine, *, colocated: bool = False) -> None:
+        self._engine = engine
         self._scheduler = DecodeScheduler(
-            layout=layout,
-            num_pages=num_pages,
-            num_rows=num_requests,
-            max_running=num_requests,
-            max_queued=num_requests,
-            prefill_budget=prefill_budget,
+            layout=engine.layout,
+            num_pages=engine.pool.num_pages,
+            num_rows=engine.num_rows,
+            max_running=engine.max_running,
+            max_queued=engine.num_rows,
+            prefill_budget=engine.prefill_budget,
             colocated=colocated,
-            vocab_size=spec.vocab_size,
-            context_length=spec.context_length,
-            eos_token_ids=spec.eos_token_ids,
+            vocab_size=engine.spec.vocab_size,
+            context_length=engine.spec.context_length,
+            eos_token_ids=engine.spec.eos_token_ids,
         )
-        self._loop: StepLoop[DecodeStep] = StepLoop(self._runner, overlap=False)
+        watch = EventWatch(engine.streams.device, "step results")
+        self._loop: StepLoop[DecodeStep] = StepLoop(engine.runner, watch, overlap=engine.overlap)
+        self.clock = DeviceClock(engine)
         self._next_id = 1
-        self.vocab_size = spec.vocab_size
 
-    def submit(self, prompt: Sequence[int], sampling: SamplingParams) -> RequestKey:
-        """Take a request in, and give it what it needs."""
+    def submit(self, prompt: Sequence[int] | IntArray, sampling: SamplingParams) -> RequestKey:
+        """Take a request in, and give it what it needs.
+
+        Raises:
+            LocalError: it is refused.
+        """
         key = RequestKey(_EPOCH, self._next_id)
         self._next_id += 1
         submit = Submit(key.request_id, sampling, int32s(prompt))
         self._scheduler.submit(key, submit, time.monotonic(), longest_prompt=_EVERY_TOKEN)
-        assert not self._scheduler.out, self._scheduler.out  # refused
+        if self._scheduler.out:
+            raise LocalError(f"a request is refused: {self._scheduler.out.pop()}")
         nodes = [PrefillLoad("elsewhere", 0, _EVERY_TOKEN, _EVERY_TOKEN)]
         while (grant := self._scheduler.admit(nodes)) is not None:
-            self._runner.grant(grant.entry.request)
+            self._engine.runner.grant(grant.entry.request)
             if grant.node_id is not None:
                 self._scheduler.granted(grant.entry, key.request_id, time.monotonic())
         return key
 
-    def hand_over(self, key: RequestKey, first_token: int = 3) -> float:
-        """Say that a prefill node is done with a request; returns the seconds of PREBUILT."""
-        commit = Commit(key.request_id, 1, 0.0, 0.0, (Choice(first_token, None),))
-        self._scheduler.transfer_done(key.request_id, commit, time.monotonic())
+    def arrive(self, keys: Sequence[RequestKey]) -> float:
+        """Say that a prefill node is done with requests; returns the seconds of their PREBUILT batch."""
+        for index, key in enumerate(keys):
+            first_token = 3 + index % (self._engine.spec.vocab_size - 3)
+            commit = Commit(key.request_id, 1, 0.0, 0.0, (Choice(first_token, None),))
+            self._scheduler.transfer_done(key.request_id, commit, time.monotonic())
         started_s = time.perf_counter()
         prebuilt = self._scheduler.take_prebuilt()
-        assert prebuilt is not None
-        self._runner.seed_first_tokens(prebuilt.batch, [entry.request for entry in prebuilt.entries])
+        if prebuilt is None:
+            raise LocalError("nothing arrived, or nothing more may run")
+        self._engine.runner.seed_first_tokens(prebuilt.batch, [entry.request for entry in prebuilt.entries])
         self._scheduler.process_prebuilt(prebuilt)
         elapsed_s = time.perf_counter() - started_s
         self._flush()
         return elapsed_s
 
     def turn(self) -> Turn | None:
-        """Make one step; None when there is nothing to do."""
+        """Launch, process, or both, and wait for the device before it if need be; None: nothing is left."""
+        while True:
+            self._loop.wake()
+            turn = self._turn()
+            if turn.launched or turn.results_at_s:
+                return turn
+            if self._loop.is_idle:
+                return None
+            waited_from_s = time.perf_counter()
+            wait(self._loop.pollables(), _PATIENCE_S)
+            if time.perf_counter() - waited_from_s >= _PATIENCE_S:
+                raise LocalError("the device does not end a step")
+
+    def _turn(self) -> Turn:
         started_s = time.perf_counter()
-        step = self._scheduler.next_step(started_s)
-        if step is None:
-            return None
+        step = self._scheduler.next_step(time.monotonic()) if self._loop.can_launch else None
         planned_s = time.perf_counter()
-        self._loop.launch(step)
+        forward_s = 0.0
+        if step is not None:
+            with self.clock.step():
+                self._loop.launch(step)
+            forward_s = self.clock.host_forward_s
         launched_s = time.perf_counter()
-        for result in self._loop.results(launched=True):
+        results_at_s = []
+        for result in self._loop.results(launched=step is not None):
             self._scheduler.process(result.step, result.tokens, time.monotonic())
+            results_at_s.append(time.perf_counter())
         processed_s = time.perf_counter()
         self._flush()
         return Turn(
             plan_s=planned_s - started_s,
-            inputs_s=launched_s - planned_s - self._decoder.forward_s,
-            forward_s=self._decoder.forward_s,
+            inputs_s=launched_s - planned_s - forward_s,
+            forward_s=forward_s,
             process_s=processed_s - launched_s,
             outbox_s=time.perf_counter() - processed_s,
+            launched=step is not None,
+            results_at_s=tuple(results_at_s),
         )
+
+    def run(self, num_results: int) -> list[Turn]:
+        """Make turns until so many steps were processed, or nothing is left."""
+        turns: list[Turn] = []
+        while num_results > 0 and (turn := self.turn()) is not None:
+            turns.append(turn)
+            num_results -= len(turn.results_at_s)
+        return turns
 
     def end(self, keys: Sequence[RequestKey]) -> None:
         """End requests, whatever they are at."""
         for key in keys:
             self._scheduler.abort(key)
+
+    def close(self) -> None:
+        """End all requests, and process what is in flight."""
+        self.end(self._scheduler.keys_of(_EPOCH))
+        while self.turn() is not None:
+            pass
+        self._loop.close()
+        self.clock.close()
 
     def _flush(self) -> None:
         outs, self._scheduler.out = self._scheduler.out, []

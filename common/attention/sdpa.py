@@ -20,12 +20,16 @@ So pages past a request's tokens are read from page 0, and the rest of its last 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from common.attention.base import AttentionInputs
+from common.attention.splits import DecodeSplits
+from common.device.packed import PackedBlock
+from common.device.pinned import to_device
 from common.kv.pool import KVPool
 
 # A group of decoding requests is one attention, padded to its longest. Another group costs as much as this
@@ -53,7 +57,7 @@ class _Gather:
 class _Group:
     """Requests with one token each, attended to together."""
 
-    members: Tensor | None  # [requests] i64 in the batch; None: all of it, in order
+    members: Tensor | None  # [requests] i64 in the flat token dimension; None: all of it, in order
     gather: _Gather
     mask: Tensor | None  # [requests, 1, keys] of the pool's dtype, 0 or -inf; None: nothing is padded
 
@@ -95,25 +99,29 @@ class SdpaAttention:
         self._dtype = pool.data.dtype
         self._device = pool.device
         self._halves = pool.data.view(layout.layers, 2 * (pool.num_pages + 1), -1).unbind(0)
-        self._tokens = pool.data.view(layout.layers, -1, layout.kv_heads, layout.head_dim).unbind(0)
         # What steps 1 and 2 fill, in turn for every part of every layer; grows to what is needed.
         self._workspace = torch.empty((2, 0), dtype=self._dtype, device=self._device)
-        self._written = torch.empty(0)
-        self._step: list[_Group] | list[_Span] = []
+        self._step: list[_Group | _Span] = []
+
+    def pack(self, block: PackedBlock, seq_lens: Sequence[int], padded: int) -> DecodeSplits | None:
+        """See AttentionBackend; lengths are taken from the host."""
+        return None
 
     def plan(self, inputs: AttentionInputs) -> None:
         """Make gather indices and masks, which all layers share."""
-        loc = inputs.out_cache_loc
-        k_tokens = loc + loc // self._page_size * self._page_size
-        self._written = torch.cat((k_tokens, k_tokens + self._page_size))
-        if all(n == 1 for n in inputs.extend_lens_cpu):
-            self._step = self._plan_groups(inputs)
-        else:
-            self._step = self._plan_spans(inputs)
+        lens = [p + n for p, n in zip(inputs.prefix_lens_cpu, inputs.extend_lens_cpu, strict=True)]
+        table = inputs.page_table[:, : self._pages_for(max(lens))].index_select(0, inputs.rows)
+        inputs = replace(inputs, page_table=table)  # from here on, a row is a request
+        single = [i for i, n in enumerate(inputs.extend_lens_cpu) if n == 1]
+        groups = [[single[i] for i in group] for group in group_by_length([lens[i] for i in single])]
+        spans = [[i] for i, n in enumerate(inputs.extend_lens_cpu) if n > 1]
+        self._reserve(max(len(part) * self._pages_for(max(lens[i] for i in part)) for part in groups + spans))
+        starts = (0, *accumulate(inputs.extend_lens_cpu))
+        self._step = [self._plan_span(inputs, i, starts[i]) for (i,) in spans]
+        self._step += [self._plan_members(inputs, lens, group, starts) for group in groups]
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """See AttentionBackend."""
-        self._tokens[layer].index_copy_(0, self._written, torch.cat((k, v)))
+        """See AttentionBackend. Keys and values are read from the pool, the step's own too."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         for part in self._step:
             keys, values = self._fetch(layer, part.gather)
@@ -128,18 +136,17 @@ class SdpaAttention:
                     )
         return out
 
-    def _plan_groups(self, inputs: AttentionInputs) -> list[_Group]:
-        lens = [prefix + 1 for prefix in inputs.prefix_lens_cpu]
-        groups = group_by_length(lens)
-        self._reserve(max(self._pages_for(lens[group[0]]) * len(group) for group in groups))
-        if len(groups) == 1:
-            return [self._plan_group(lens, inputs.page_table, inputs.seq_lens, None)]
-        planned = []
-        for group in groups:
-            members = torch.tensor(group, device=self._device)
-            pages, seq_lens = inputs.page_table[members], inputs.seq_lens[members]
-            planned.append(self._plan_group([lens[i] for i in group], pages, seq_lens, members))
-        return planned
+    def _plan_members(
+        self, inputs: AttentionInputs, lens: Sequence[int], group: Sequence[int], starts: Sequence[int]
+    ) -> _Group:
+        """Plan for the requests `group` of the batch."""
+        if len(group) == len(lens):
+            return self._plan_group(lens, inputs.page_table, inputs.seq_lens, None)
+        requests, members = (
+            to_device(ids, torch.int64, self._device) for ids in (group, [starts[i] for i in group])
+        )
+        pages, seq_lens = inputs.page_table[requests], inputs.seq_lens[requests]
+        return self._plan_group([lens[i] for i in group], pages, seq_lens, members)
 
     def _plan_group(
         self, lens: Sequence[int], page_table: Tensor, seq_lens: Tensor, members: Tensor | None
@@ -162,19 +169,13 @@ class SdpaAttention:
         padding = torch.arange(longest, device=self._device) >= seq_lens.unsqueeze(1)
         mask = torch.zeros(padding.shape, dtype=self._dtype, device=self._device)
         mask.masked_fill_(padding, -torch.inf)
-        tails_there = torch.tensor(tails, device=self._device) if tails else None
+        tails_there = to_device(tails, torch.int64, self._device) if tails else None
         return _Group(members, self._plan_gather(page_table, longest, tails_there), mask.unsqueeze(1))
 
-    def _plan_spans(self, inputs: AttentionInputs) -> list[_Span]:
-        lens = list(zip(inputs.prefix_lens_cpu, inputs.extend_lens_cpu, strict=True))
-        self._reserve(max(self._pages_for(prefix + extend) for prefix, extend in lens))
-        spans: list[_Span] = []
-        start = 0
-        for i, (prefix, extend) in enumerate(lens):
-            gather = self._plan_gather(inputs.page_table[i : i + 1], prefix + extend, None)
-            spans.append(_Span(start, start + extend, prefix, gather))
-            start += extend
-        return spans
+    def _plan_span(self, inputs: AttentionInputs, index: int, start: int) -> _Span:
+        prefix, extend = inputs.prefix_lens_cpu[index], inputs.extend_lens_cpu[index]
+        gather = self._plan_gather(inputs.page_table[index : index + 1], prefix + extend, None)
+        return _Span(start, start + extend, prefix, gather)
 
     def _pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self._page_size)

@@ -7,12 +7,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum, auto
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from common.engine.chunking import ChunkPlan
 from common.errors import LocalError
 from common.request import Request, SamplingParams
+
+Int64s = NDArray[np.int64]
 
 
 class ForwardMode(Enum):
@@ -20,6 +25,7 @@ class ForwardMode(Enum):
 
     EXTEND = auto()  # prompt ids, copied to the device on the forward stream
     DECODE = auto()  # the FutureMap, by row
+    MIXED = auto()  # both: prompts that this node computes itself, beside those that decode
     PREBUILT = auto()  # nowhere: the KV arrived, there is no forward
 
 
@@ -49,7 +55,9 @@ class ScheduleBatch:
     extend_num_tokens: int
     page_ids: tuple[tuple[int, ...], ...]
     sample_rows: tuple[SampleRow, ...]
-    prefill_input_ids_cpu: tuple[memoryview, ...] | None = None  # EXTEND: int32 ids, one view a request
+    # EXTEND and MIXED: int32 ids, one view a prompt; the prompts come first in the batch.
+    prefill_input_ids_cpu: tuple[memoryview, ...] | None = None
+    mix_running_indices: tuple[int, ...] = ()  # MIXED: the rows that decode, last in the batch
 
     @property
     def input_ids(self) -> None:
@@ -59,22 +67,33 @@ class ScheduleBatch:
         """
         return
 
-    def out_cache_loc(self) -> list[int]:
+    @property
+    def num_decode(self) -> int:
+        """Requests, the last of the batch, whose one token comes from the FutureMap."""
+        return (
+            len(self.req_pool_indices) if self.mode is ForwardMode.DECODE else len(self.mix_running_indices)
+        )
+
+    def out_cache_loc(self) -> Int64s:
         """Where the step's KV goes, a number a token: page * page_size + offset. Made when asked for."""
         size = self.page_size
-        return [
-            pages[position // size] * size + position % size
-            for pages, prefix, end in zip(self.page_ids, self.prefix_lens, self.seq_lens, strict=True)
-            for position in range(prefix, end)
-        ]
+        spans: list[ArrayLike] = []
+        for pages, prefix, end in zip(self.page_ids, self.prefix_lens, self.seq_lens, strict=True):
+            if end - prefix == 1:  # decoding, mostly: cheaper without arrays
+                spans.append([pages[prefix // size] * size + prefix % size])
+                continue
+            first_page = prefix // size
+            touched = np.asarray(pages[first_page : -(-end // size)], np.int64)
+            places = (touched[:, None] * size + np.arange(size)).reshape(-1)
+            spans.append(places[prefix - first_page * size : end - first_page * size])
+        return np.concatenate(spans, dtype=np.int64)
 
-    def positions(self) -> list[int]:
+    def positions(self) -> Int64s:
         """Position of each of the step's tokens in its request."""
-        return [
-            position
-            for prefix, end in zip(self.prefix_lens, self.seq_lens, strict=True)
-            for position in range(prefix, end)
-        ]
+        if self.extend_num_tokens == len(self.prefix_lens):
+            return np.asarray(self.prefix_lens, np.int64)
+        spans = zip(self.prefix_lens, self.seq_lens, strict=True)
+        return np.concatenate([np.arange(prefix, end) for prefix, end in spans], dtype=np.int64)
 
 
 def _sample_row(index: int, request: Request) -> SampleRow:
@@ -123,6 +142,27 @@ def prepare_for_decode(requests: Sequence[Request], page_size: int) -> ScheduleB
         extend_num_tokens=len(requests),
         page_ids=tuple(request.page_ids for request in requests),
         sample_rows=tuple(_sample_row(index, request) for index, request in enumerate(requests)),
+    )
+
+
+def prepare_for_mixed(
+    chunks: Sequence[ChunkPlan], running: Sequence[Request], page_size: int
+) -> ScheduleBatch:
+    """Chunks of prompts, and one token for each request that runs, in one forward."""
+    extend, decode = prepare_for_extend(chunks, page_size), prepare_for_decode(running, page_size)
+    decode_rows = (replace(row, index=len(chunks) + row.index) for row in decode.sample_rows)
+    return ScheduleBatch(
+        mode=ForwardMode.MIXED,
+        page_size=page_size,
+        req_pool_indices=extend.req_pool_indices + decode.req_pool_indices,
+        seq_lens=extend.seq_lens + decode.seq_lens,
+        prefix_lens=extend.prefix_lens + decode.prefix_lens,
+        extend_lens=extend.extend_lens + decode.extend_lens,
+        extend_num_tokens=extend.extend_num_tokens + decode.extend_num_tokens,
+        page_ids=extend.page_ids + decode.page_ids,
+        sample_rows=(*extend.sample_rows, *decode_rows),
+        prefill_input_ids_cpu=extend.prefill_input_ids_cpu,
+        mix_running_indices=decode.req_pool_indices,
     )
 
 

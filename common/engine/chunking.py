@@ -13,7 +13,8 @@ from common.config import EngineConfig
 from common.errors import ConfigError
 from common.request import Request
 
-CPU_PREFILL_BUDGET = 128
+CPU_PREFILL_BUDGET, GPU_PREFILL_BUDGET = 128, 8192
+CPU_MAX_RUNNING, GPU_MAX_RUNNING = 64, 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,17 +66,22 @@ def advance(chunks: Iterable[ChunkPlan]) -> None:
             chunk.request.num_sampled += 1
 
 
-def resolve_prefill_budget(config: EngineConfig) -> int:
-    """Tokens in one EXTEND batch.
+def resolve_prefill_budget(config: EngineConfig, device_type: str) -> int:
+    """Tokens in one EXTEND batch; `device_type` is "cpu" or "cuda".
 
     Raises:
         ConfigError: a budget below the page size: no chunk could end on a page boundary.
     """
     if config.prefill_budget is None:
-        return max(CPU_PREFILL_BUDGET, config.page_size)
+        return max(CPU_PREFILL_BUDGET if device_type == "cpu" else GPU_PREFILL_BUDGET, config.page_size)
     if config.prefill_budget < config.page_size:
         raise ConfigError(
             f"--prefill-budget {config.prefill_budget} is below --page-size {config.page_size}: "
             "a chunk must hold a page"
         )
     return config.prefill_budget
+
+
+def resolve_max_running(config: EngineConfig, device_type: str) -> int:
+    """Requests that decode together at the most; `device_type` is "cpu" or "cuda"."""
+    return config.max_running or (CPU_MAX_RUNNING if device_type == "cpu" else GPU_MAX_RUNNING)

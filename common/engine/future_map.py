@@ -12,13 +12,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import ArrayLike
 from torch import Tensor
 
-from common.attention.base import AttentionInputs
+from common.attention.base import AttentionBackend, AttentionInputs
+from common.device.packed import PackedBlock, join_int32
 from common.engine.batch import ForwardMode, ScheduleBatch
 from common.engine.page_table import PageTableMirror
-from common.engine.pinned import flatten_arrays_to_pinned_cpu, to_device
 from common.engine.sampler import SamplingInputs, resolve_sampling
 from common.errors import InvariantError, LocalError
 
@@ -37,13 +39,13 @@ class FutureMap:
         """Put tokens [n] under rows [n], on the forward stream."""
         self.output_tokens.index_copy_(0, rows, tokens)
 
-    def gather(self, rows: Tensor) -> Tensor:
-        """Take the tokens of rows [n], on the forward stream.
+    def gather(self, rows: Tensor, out: Tensor | None = None) -> Tensor:
+        """Take the tokens of rows [n], on the forward stream; into `out` [n], where it is given.
 
         Raises:
             InvariantError: in debug mode, a row that nothing was stashed under since its last gather.
         """
-        tokens = self.output_tokens.index_select(0, rows)
+        tokens = torch.index_select(self.output_tokens, 0, rows, out=out)
         if self._debug:
             # Reads the device from the host, as nothing outside debug mode may.
             if bool((tokens < 0).any()):
@@ -57,55 +59,94 @@ class ForwardInputs:
     """A step's inputs on the device."""
 
     input_ids: Tensor  # [tokens] i64
-    positions: Tensor  # [tokens] i64
     attention: AttentionInputs
-    logits_indices: Tensor  # [samples] i64: which tokens' logits are wanted
+    logits_indices: Tensor | None  # [samples] i64: which tokens' logits are wanted; None: all
     sample_req_pool_indices: Tensor  # [samples] i64: rows that a token is sampled for
     sampling: SamplingInputs
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBuffers:
+    """Where the inputs of a captured DECODE step lie: the same memory every time.
+
+    What is behind the batch's own requests, up to `size`, is padding: row 0, page 0.
+    """
+
+    size: int  # requests
+    block: Tensor  # [bytes] u8, the step's packed block
+    input_ids: Tensor  # [size] i64
 
 
 def resolve_forward_inputs(
     batch: ScheduleBatch,
     future_map: FutureMap,
     page_table: PageTableMirror,
+    attention: AttentionBackend,
     eos_token_ids: tuple[int, ...],
     device: torch.device,
+    buffers: GraphBuffers | None = None,
 ) -> ForwardInputs:
     """Turn a plan into device tensors. Called on the forward stream; nowhere else do inputs come into being.
+
+    The host's numbers go in one pinned block. In a captured step those that the graph reads come first, in
+    an order and in sizes that only `buffers.size` decides.
 
     Raises:
         LocalError: a PREBUILT batch has no forward, and so no inputs.
     """
-    rows = to_device(batch.req_pool_indices, torch.int64, device)
+    if batch.mode is ForwardMode.PREBUILT:
+        raise LocalError("a PREBUILT batch has no forward")
+    requests = len(batch.req_pool_indices)
+    padded = requests if buffers is None else buffers.size
+    pad = padded - requests
+    tokens = batch.extend_num_tokens
+    block = PackedBlock(device, None if buffers is None else buffers.block)
+    rows = block.add(_padded(batch.req_pool_indices, pad), np.int64)
+    positions = block.add(_padded(batch.positions(), pad), np.int64)
+    cache_loc = block.add(_padded(batch.out_cache_loc(), pad), np.int64)
+    seq_lens = block.add(_padded(batch.seq_lens, pad), np.int32)
+    num_decode = batch.num_decode
+    splits = attention.pack(block, batch.seq_lens[requests - num_decode :], padded - requests + num_decode)
+    num_prompt = tokens - num_decode
+    prompt_ids = None
+    if batch.prefill_input_ids_cpu is not None:
+        section, prompt_ids = block.reserve(num_prompt, np.int64)
+        join_int32(batch.prefill_input_ids_cpu, section)
+    sampled_rows = [batch.req_pool_indices[sample.index] for sample in batch.sample_rows]
+    sample_rows = block.add(sampled_rows, np.int64)
+    logits_indices = None
+    if batch.mode is not ForwardMode.DECODE:
+        last_tokens = np.cumsum(batch.extend_lens) - 1
+        logits_indices = block.add(last_tokens[[s.index for s in batch.sample_rows]], np.int64)
+    sampling = resolve_sampling(batch.sample_rows, sampled_rows, eos_token_ids, block)
+    block.ship()
     match batch.mode:
         case ForwardMode.EXTEND:
-            assert batch.prefill_input_ids_cpu is not None
-            pinned = flatten_arrays_to_pinned_cpu(batch.prefill_input_ids_cpu, device)
-            input_ids = pinned.to(device, non_blocking=True)
+            assert prompt_ids is not None
+            input_ids = prompt_ids
         case ForwardMode.DECODE:
-            input_ids = future_map.gather(rows)
-        case ForwardMode.PREBUILT:
-            raise LocalError("a PREBUILT batch has no forward")
-    last_token = 0
-    last_tokens = []
-    for length in batch.extend_lens:
-        last_token += length
-        last_tokens.append(last_token - 1)
-    max_pages = max(-(-length // batch.page_size) for length in batch.seq_lens)
-    sample_rows = [batch.req_pool_indices[sample.index] for sample in batch.sample_rows]
+            input_ids = future_map.gather(rows, None if buffers is None else buffers.input_ids)
+        case ForwardMode.MIXED:
+            assert prompt_ids is not None
+            input_ids = torch.cat((prompt_ids, future_map.gather(rows[requests - num_decode :])))
     return ForwardInputs(
         input_ids=input_ids,
-        positions=to_device(batch.positions(), torch.int64, device),
         attention=AttentionInputs(
-            page_table=page_table.take(rows, max_pages),
-            seq_lens=to_device(batch.seq_lens, torch.int64, device),
+            rows=rows,
+            page_table=page_table.table,
+            seq_lens=seq_lens,
+            positions=positions,
+            out_cache_loc=cache_loc,
             prefix_lens_cpu=batch.prefix_lens,
             extend_lens_cpu=batch.extend_lens,
-            out_cache_loc=to_device(batch.out_cache_loc(), torch.int64, device),
+            num_decode=num_decode,
+            splits=splits,
         ),
-        logits_indices=to_device(
-            [last_tokens[sample.index] for sample in batch.sample_rows], torch.int64, device
-        ),
-        sample_req_pool_indices=to_device(sample_rows, torch.int64, device),
-        sampling=resolve_sampling(batch.sample_rows, sample_rows, eos_token_ids, device),
+        logits_indices=logits_indices,
+        sample_req_pool_indices=sample_rows,
+        sampling=sampling,
     )
+
+
+def _padded(values: ArrayLike, pad: int) -> ArrayLike:
+    return np.pad(np.asarray(values), (0, pad)) if pad else values

@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from common.attention.base import AttentionBackend
+from common.attention.sdpa import SdpaAttention
 from common.config import EngineConfig, ModelConfig
-from common.engine.chunking import resolve_prefill_budget
+from common.device.memory import free_and_total_bytes, wait_for_memory
+from common.device.streams import Streams
+from common.engine.batch import ScheduleBatch
+from common.engine.chunking import resolve_max_running, resolve_prefill_budget
+from common.engine.cuda_graphs import padded_sizes
 from common.engine.model_runner import ModelRunner
+from common.engine.sizing import StepSizes, cpu_num_pages, gpu_num_pages, step_bytes
+from common.engine.warm_up import decode_batch, extend_batch
+from common.errors import ConfigError
+from common.gpus import node_gpu
 from common.kv.layout import KVLayout
-from common.kv.pool import KVPool, available_memory_bytes, default_num_pages
-from common.model.decoder import load_decoder
+from common.kv.pool import KVPool, available_memory_bytes
+from common.model.decoder import make_decoder, read_weights
 from common.model.spec import ModelSpec, load_spec, resolve_dtype
 
 log = logging.getLogger("baton.engine")
+
+FLASHINFER_HINT = 'install it with: pip install -e ".[cuda]"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,59 +42,191 @@ class Engine:
     spec: ModelSpec
     layout: KVLayout
     pool: KVPool
+    streams: Streams
     runner: ModelRunner
     num_rows: int
+    max_running: int
     prefill_budget: int  # tokens a batch
     overlap: bool
 
 
-def resolve_num_pages(config: EngineConfig, layout: KVLayout, memory_bytes: int) -> int:
-    """Pages of the pool: a tenth of the memory, and a node's part of the two tenths for all at most."""
-    return config.kv_pages or default_num_pages(layout, memory_bytes * 2 // max(2, config.local_nodes or 2))
+@dataclass(frozen=True, slots=True)
+class Duties:
+    """What a node does with the model."""
+
+    prefills: bool = True
+    decodes: bool = True
+    shares_pool: bool = False  # a process on this host may map the pool
 
 
-def load_engine(
-    folder: Path, model: ModelConfig, config: EngineConfig, *, share_pool: bool = False
-) -> Engine:
-    """Load the model of a folder onto this node's device; `share_pool` for a process on this host to map.
+@contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """Say how long a stage of the start took."""
+    started_s = time.monotonic()
+    yield
+    log.info("%s: %.1f s", name, time.monotonic() - started_s)
+
+
+def load_engine(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties = Duties()) -> Engine:
+    """Load the model of a folder onto this node's device.
 
     Raises:
         ConfigError: the model or a setting does not work here.
     """
-    started_s = time.monotonic()
-    budget = resolve_prefill_budget(config)
+    gpu = node_gpu(config)
+    device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
+    on_gpu = device.type == "cuda"
+    if on_gpu:
+        torch.cuda.set_device(device)
+    budget = resolve_prefill_budget(config, device.type)
+    max_running = resolve_max_running(config, device.type)
     spec = load_spec(folder, model.load_format)
-    dtype = resolve_dtype(model.dtype, spec)
-    device = torch.device("cpu" if config.device == "auto" else config.device)
+    dtype = resolve_dtype(model.dtype, spec, on_gpu=on_gpu)
     layout = spec.kv_layout(config.page_size, dtype)
-    num_pages = resolve_num_pages(config, layout, available_memory_bytes())
-    pool = KVPool(layout, num_pages, device, shared=share_pool)
     # Requests that run, and as many whose pages are on their way.
-    num_rows = 2 * config.max_running
+    num_rows = 2 * max_running
+    backend = _choose_attention(config, spec, dtype, device)
+    graph_sizes = _graph_sizes(config, backend, max_running) if duties.decodes else 0
+    with _stage(f"weights of {folder.name} as {dtype}"):
+        weights = read_weights(folder, spec, dtype, device, model.load_format)
+        if on_gpu:
+            torch.cuda.synchronize(device)
+    # A step of prompts beside requests that decode has both.
+    tokens = (budget if duties.prefills else 0) + (max_running if duties.decodes else 0)
+    sizes = StepSizes(tokens=tokens, samples=max_running, rows=num_rows)
+    pool = _make_pool(config, layout, device, step_bytes(spec, dtype, sizes), duties)
+    streams = Streams(device)
+    attention: AttentionBackend
+    if backend == "flashinfer":
+        from common.attention.flashinfer import FlashInferAttention
+
+        attention = FlashInferAttention(pool, spec.heads, max(padded_sizes(max_running)[-1], max_running))
+    else:
+        attention = SdpaAttention(pool, spec.heads)
     runner = ModelRunner(
-        load_decoder(folder, spec, dtype, pool, model.load_format),
+        make_decoder(spec, weights, dtype, pool, attention, fused=on_gpu),
         spec.eos_token_ids,
         num_rows=num_rows,
-        max_pages=min(num_pages, layout.pages_for(spec.context_length)),
-        device=device,
+        max_pages=min(pool.num_pages, layout.pages_for(spec.context_length)),
+        streams=streams,
+        graph_sizes=graph_sizes,
         debug=config.debug_checks,
     )
+    if on_gpu:
+        log.info(
+            "running the largest steps; kernels that are not in the cache are built (flashinfer: minutes)"
+        )
+        with _stage("largest steps"):
+            runner.warm_up(_largest_steps(spec, config, duties, budget, max_running))
     log.info(
-        "loaded %s as %s in %.1f s: %d pages of %d tokens (%d MiB), %d tokens a prefill batch",
+        "loaded %s as %s on %s: %d pages of %d tokens (%d MiB), %d tokens a prefill batch, attention %s",
         folder.name,
         dtype,
-        time.monotonic() - started_s,
-        num_pages,
+        _device_name(device),
+        pool.num_pages,
         layout.page_size,
-        num_pages * layout.page_bytes >> 20,
+        pool.num_pages * layout.page_bytes >> 20,
         budget,
+        backend,
     )
     return Engine(
         spec=spec,
         layout=layout,
         pool=pool,
+        streams=streams,
         runner=runner,
         num_rows=num_rows,
+        max_running=max_running,
         prefill_budget=budget,
-        overlap=config.overlap == "on",
+        overlap=on_gpu if config.overlap == "auto" else config.overlap == "on",
+    )
+
+
+def _make_pool(
+    config: EngineConfig, layout: KVLayout, device: torch.device, beside_bytes: int, duties: Duties
+) -> KVPool:
+    if device.type == "cpu":
+        num_pages = cpu_num_pages(config, layout, available_memory_bytes())
+        return KVPool(layout, num_pages, device, shared=duties.shares_pool)
+    weight_bytes = torch.cuda.memory_reserved(device)
+    _, total_bytes = free_and_total_bytes(device)
+    # What a node that died here has left can take seconds to come back.
+    wanted = int(total_bytes * config.gpu_memory_fraction) - weight_bytes
+    if config.kv_pages is not None:
+        wanted = beside_bytes + (config.kv_pages + 1) * layout.page_bytes
+    free_bytes = wait_for_memory(device, wanted)
+    num_pages = gpu_num_pages(
+        config,
+        layout,
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        weight_bytes=weight_bytes,
+        beside_bytes=beside_bytes,
+    )
+    return KVPool(layout, num_pages, device, shared=duties.shares_pool)
+
+
+def _largest_steps(
+    spec: ModelSpec, config: EngineConfig, duties: Duties, budget: int, max_running: int
+) -> list[ScheduleBatch]:
+    page = config.page_size
+    steps = []
+    if duties.prefills:
+        tokens = min(budget, spec.context_length)
+        steps.append(extend_batch(0, tokens, page))
+        if spec.context_length > page:  # prompts with a prefix take kernels of their own
+            steps.append(extend_batch(page, min(page, spec.context_length - page), page))
+    if duties.decodes:
+        steps.append(decode_batch(max_running, page))
+    return steps
+
+
+def _choose_attention(config: EngineConfig, spec: ModelSpec, dtype: str, device: torch.device) -> str:
+    """Return "flashinfer" or "sdpa"; what falls back to the slow reference says why.
+
+    Raises:
+        ConfigError: flashinfer was asked for by name, and cannot be had.
+    """
+    if config.attention == "sdpa":
+        return "sdpa"
+    reason = _why_no_flashinfer(spec, dtype, device)
+    if reason is None:
+        return "flashinfer"
+    if config.attention == "flashinfer":
+        raise ConfigError(f"--attention flashinfer: {reason}")
+    if device.type == "cuda":
+        log.warning("attention is sdpa, the slow reference, without CUDA graphs: %s", reason)
+    return "sdpa"
+
+
+def _why_no_flashinfer(spec: ModelSpec, dtype: str, device: torch.device) -> str | None:
+    if device.type != "cuda":
+        return "it needs a GPU"
+    if importlib.util.find_spec("flashinfer") is None:
+        return f"it is not installed; {FLASHINFER_HINT}"
+    from common.attention.flashinfer import HEAD_DIMS
+
+    if dtype == "float32":
+        return "it computes in bfloat16 and float16, not in float32"
+    if spec.head_dim not in HEAD_DIMS:
+        return f"it has no kernels for heads of {spec.head_dim}"
+    return None
+
+
+def _graph_sizes(config: EngineConfig, backend: str, max_running: int) -> int:
+    """Return the batch up to which decode steps are captured; a step of sdpa has shapes of its own each time.
+
+    Raises:
+        ConfigError: graphs were asked for by name, and cannot be had.
+    """
+    if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and backend != "flashinfer"):
+        return 0
+    if backend != "flashinfer":
+        raise ConfigError("--cuda-graphs on needs a GPU and --attention flashinfer")
+    return max_running
+
+
+def _device_name(device: torch.device) -> str:
+    return (
+        f"GPU {device.index} ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else "the CPU"
     )

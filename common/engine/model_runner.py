@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
+from common.device.pinned import to_device, to_host
+from common.device.streams import Event, Stream, Streams
 from common.engine.batch import ScheduleBatch
-from common.engine.future_map import ForwardInputs, FutureMap, resolve_forward_inputs
+from common.engine.cuda_graphs import DecodeGraphs
+from common.engine.future_map import ForwardInputs, FutureMap, GraphBuffers, resolve_forward_inputs
 from common.engine.page_table import PageTableMirror
 from common.engine.penalties import PenaltyState
-from common.engine.pinned import is_pin_memory_available, to_device
 from common.engine.sampler import Sampled, sample
-from common.engine.streams import Event, Streams
 from common.model.decoder import Decoder
 from common.request import Request, SampledToken, TokenLogprobs
 
@@ -27,11 +27,11 @@ class StepRecord:
     inputs: ForwardInputs
     sampled: Sampled  # on the device
     sampled_cpu: Sampled  # valid after copy_done
+    forward_done: Event
     copy_done: Event
 
     def result(self) -> list[SampledToken]:
-        """Wait for the tokens: the only place where the host waits for the device."""
-        self.copy_done.synchronize()
+        """Return the tokens; `copy_done` has happened."""
         tokens: list[int] = self.sampled_cpu.tokens.tolist()
         logprobs = iter(self._logprobs())
         return [
@@ -57,6 +57,7 @@ class ModelRunner:
     Args:
         num_rows: rows beside the padding row 0.
         max_pages: pages of the longest request.
+        graph_sizes: capture decode steps of up to so many requests as CUDA graphs; 0 is none.
     """
 
     def __init__(
@@ -66,17 +67,23 @@ class ModelRunner:
         *,
         num_rows: int,
         max_pages: int,
-        device: torch.device,
+        streams: Streams,
+        graph_sizes: int = 0,
         debug: bool = False,
     ) -> None:
+        device = streams.device
         self._decoder = decoder
         self._eos_token_ids = eos_token_ids
+        self._streams = streams
         self._device = device
-        self._streams = Streams(device)
-        self._future_map = FutureMap(num_rows, device, debug=debug)
-        self._page_table = PageTableMirror(num_rows, max_pages, device)
-        self._penalties = PenaltyState(num_rows, decoder.spec.vocab_size, device)
-        self._pin = is_pin_memory_available(device)
+        with streams.forward():
+            self._future_map = FutureMap(num_rows, device, debug=debug)
+            self._page_table = PageTableMirror(num_rows, max_pages, device)
+            self._penalties = PenaltyState(num_rows, decoder.spec.vocab_size, device)
+        self._graphs: DecodeGraphs | None = None
+        if graph_sizes:
+            self._graphs = DecodeGraphs(decoder, graph_sizes, streams)
+            self._graphs.capture(self._resolve)
         self.num_launched = 0
 
     def grant(self, request: Request) -> None:
@@ -97,28 +104,42 @@ class ModelRunner:
 
     @torch.inference_mode()
     def launch(self, batch: ScheduleBatch) -> StepRecord:
-        """Start a step; its tokens are in the relay for the next one, and on the host after `result`."""
+        """Start a step; its tokens are in the relay for the next one, and on the host after `copy_done`."""
         with self._streams.forward():
-            inputs = resolve_forward_inputs(
-                batch, self._future_map, self._page_table, self._eos_token_ids, self._device
-            )
-            logits = self._decoder.forward(
-                inputs.input_ids, inputs.positions, inputs.attention, inputs.logits_indices
-            )
+            buffers = None if self._graphs is None else self._graphs.buffers_for(batch)
+            inputs = self._resolve(batch, buffers)
+            if self._graphs is not None and buffers is not None:
+                logits = self._graphs.replay(buffers.size, len(batch.req_pool_indices))
+            else:
+                logits = self._decoder.forward(inputs.input_ids, inputs.attention, inputs.logits_indices)
+            forward_done = self._streams.record(Stream.FORWARD)
             sampled = sample(logits, inputs.sampling, self._penalties)
             self._future_map.stash(inputs.sample_req_pool_indices, sampled.tokens)
         with self._streams.copy():
             sampled_cpu = Sampled(
-                self._to_host(sampled.tokens),
+                to_host(sampled.tokens),
                 *(
-                    None if tensor is None else self._to_host(tensor)
+                    None if tensor is None else to_host(tensor)
                     for tensor in (sampled.logprobs, sampled.top_logprobs, sampled.top_ids)
                 ),
             )
-            copy_done = self._streams.record_copy()
+            copy_done = self._streams.record(Stream.COPY)
         self.num_launched += 1
-        return StepRecord(batch, inputs, sampled, sampled_cpu, copy_done)
+        return StepRecord(batch, inputs, sampled, sampled_cpu, forward_done, copy_done)
 
-    def _to_host(self, tensor: Tensor) -> Tensor:
-        host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=self._pin)
-        return host.copy_(tensor, non_blocking=True)
+    def warm_up(self, batches: Sequence[ScheduleBatch]) -> None:
+        """Run steps of the padding row, one after the other (see warm_up.py)."""
+        for batch in batches:
+            self.launch(batch).copy_done.synchronize()
+        self.num_launched = 0
+
+    def _resolve(self, batch: ScheduleBatch, buffers: GraphBuffers | None) -> ForwardInputs:
+        return resolve_forward_inputs(
+            batch,
+            self._future_map,
+            self._page_table,
+            self._decoder.attention,
+            self._eos_token_ids,
+            self._device,
+            buffers,
+        )

@@ -9,22 +9,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
-from common.engine.pinned import to_device
+from common.device.pinned import to_device
 
 
 class PageTableMirror:
     """[rows + 1, pages] i64 on the device; row 0 is padding."""
 
     def __init__(self, num_rows: int, max_pages: int, device: torch.device) -> None:
-        self._table = torch.zeros((num_rows + 1, max_pages), dtype=torch.int64, device=device)
+        self.table = torch.zeros((num_rows + 1, max_pages), dtype=torch.int64, device=device)
 
     def set_row(self, row: int, page_ids: Sequence[int]) -> None:
         """Mirror a row's pages, on the current stream."""
-        self._table[row].zero_()
-        self._table[row, : len(page_ids)] = to_device(page_ids, torch.int64, self._table.device)
-
-    def take(self, rows: Tensor, num_pages: int) -> Tensor:
-        """Gather the first `num_pages` columns of some rows: [rows, num_pages] i64."""
-        return self._table[:, :num_pages].index_select(0, rows)
+        self.table[row].zero_()
+        self.table[row, : len(page_ids)] = to_device(page_ids, torch.int64, self.table.device)

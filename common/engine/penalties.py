@@ -15,40 +15,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from common.device.packed import PackedBlock
+from common.device.pinned import is_pin_memory_available, to_device
 from common.engine.batch import SampleRow
-from common.engine.pinned import is_pin_memory_available, to_device
 from common.request import Request, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class PenaltyInputs:
-    """The samples of a step that have penalties. `samples` index the step's samples, `rows` the counts."""
+    """A step's penalties. A sample without any has row 0, which is nobody's, and neutral values."""
 
-    samples: Tensor  # [penalised] i64
-    rows: Tensor  # [penalised] i64
-    presence: Tensor  # [penalised, 1] f32
-    frequency: Tensor  # [penalised, 1] f32
-    repetition: Tensor  # [penalised, 1] f32
+    penalised: Tensor  # [penalised] i64, the samples that have some
+    rows: Tensor  # [samples] i64, of the counts
+    presence: Tensor  # [samples] f32
+    frequency: Tensor  # [samples] f32
+    repetition: Tensor  # [samples] f32
 
 
 def resolve_penalties(
-    samples: Sequence[SampleRow], rows: Sequence[int], device: torch.device
+    samples: Sequence[SampleRow], rows: Sequence[int], block: PackedBlock
 ) -> PenaltyInputs | None:
-    """Put a step's penalties on the device, or None when it has none. Part of `resolve_forward_inputs`."""
+    """Add a step's penalties to its block, or None when it has none. Part of `resolve_forward_inputs`."""
     chosen = [index for index, sample in enumerate(samples) if sample.sampling.has_penalties]
     if not chosen:
         return None
-    params = [samples[index].sampling for index in chosen]
-
-    def column(values: list[float]) -> Tensor:
-        return to_device(values, torch.float32, device).unsqueeze(-1)
-
+    count_rows = np.zeros(len(samples), np.int64)
+    count_rows[chosen] = [rows[index] for index in chosen]
+    params = [sample.sampling for sample in samples]
     return PenaltyInputs(
-        samples=to_device(chosen, torch.int64, device),
-        rows=to_device([rows[index] for index in chosen], torch.int64, device),
-        presence=column([p.presence_penalty for p in params]),
-        frequency=column([p.frequency_penalty for p in params]),
-        repetition=column([p.repetition_penalty for p in params]),
+        penalised=block.add(chosen, np.int64),
+        rows=block.add(count_rows, np.int64),
+        presence=block.add([p.presence_penalty for p in params], np.float32),
+        frequency=block.add([p.frequency_penalty for p in params], np.float32),
+        repetition=block.add([p.repetition_penalty for p in params], np.float32),
     )
 
 
@@ -60,22 +59,34 @@ class PenaltyState:
         self._device = device
         self._counts: Tensor | None = None  # [rows + 1, vocab] i32
         self._in_prompt: Tensor | None = None  # [rows + 1, vocab] bool
+        if device.type == "cuda":
+            self._allocate()  # not in the middle of serving, where the device would have to be waited for
+
+    def _allocate(self) -> None:
+        self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
+        self._in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
 
     def prime(self, request: Request) -> None:
         """Start a row: no output yet. Only a repetition penalty reads the prompt, as a bitmap."""
         if not request.sampling.has_penalties:
             return
         if self._counts is None or self._in_prompt is None:
-            self._counts = torch.zeros(self._shape, dtype=torch.int32, device=self._device)
-            self._in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
+            self._allocate()
+        assert self._counts is not None
+        assert self._in_prompt is not None
         self._counts[request.row].zero_()
         if request.sampling.repetition_penalty != 1:
             self._in_prompt[request.row] = self._bitmap(request)
 
     def count(self, rows: Tensor, tokens: Tensor) -> None:
-        """Count tokens [n] that were put out in rows [n]."""
+        """Count tokens [n] i64 that were put out in rows [n] i64; row 0 counts for nobody."""
         assert self._counts is not None
-        ones = torch.ones((), dtype=torch.int32, device=self._device)
+        if self._counts.is_cuda:
+            from common.kernels.penalties import count_tokens
+
+            count_tokens(self._counts, rows, tokens)
+            return
+        ones = torch.ones((), dtype=torch.int32)
         self._counts.index_put_((rows, tokens), ones, accumulate=True)
 
     def count_seeded(
@@ -89,22 +100,40 @@ class PenaltyState:
                 to_device([tokens[index] for index in chosen], torch.int64, self._device),
             )
 
-    def apply(self, logits: Tensor, inputs: PenaltyInputs) -> None:
-        """Change the logits [samples, vocab] f32 of the penalised samples, as vLLM and SGLang do.
+    def apply(self, logits: Tensor, inputs: PenaltyInputs) -> Tensor:
+        """Return the logits [samples, vocab] with penalties, as f32, the way vLLM and SGLang have them.
 
         Repetition divides a positive logit and multiplies a negative one, for every token of prompt or
         output (Keskar et al. 2019, section 4.1); frequency and presence are OpenAI's, over the output.
+        f32 logits may be changed.
         """
         assert self._counts is not None
         assert self._in_prompt is not None
-        counts = self._counts.index_select(0, inputs.rows)
-        chosen = logits.index_select(0, inputs.samples)
-        seen = (counts > 0) | self._in_prompt.index_select(0, inputs.rows)
-        repetition = torch.where(seen, inputs.repetition, 1.0)
-        chosen = torch.where(chosen > 0, chosen / repetition, chosen * repetition)
-        chosen -= inputs.frequency * counts
-        chosen -= inputs.presence * (counts > 0)
-        logits.index_copy_(0, inputs.samples, chosen)
+        if logits.is_cuda:
+            from common.kernels.penalties import penalise
+
+            return penalise(
+                logits,
+                inputs.rows,
+                inputs.presence,
+                inputs.frequency,
+                inputs.repetition,
+                self._counts,
+                self._in_prompt,
+            )
+        logits = logits.float()
+        rows, presence, frequency, repetition = (
+            column.index_select(0, inputs.penalised)
+            for column in (inputs.rows, inputs.presence, inputs.frequency, inputs.repetition)
+        )
+        counts = self._counts.index_select(0, rows)
+        chosen = logits.index_select(0, inputs.penalised)
+        seen = (counts > 0) | self._in_prompt.index_select(0, rows)
+        again = torch.where(seen, repetition.unsqueeze(-1), 1.0)
+        chosen = torch.where(chosen > 0, chosen / again, chosen * again)
+        chosen -= frequency.unsqueeze(-1) * counts
+        chosen -= presence.unsqueeze(-1) * (counts > 0)
+        return logits.index_copy_(0, inputs.penalised, chosen)
 
     def _bitmap(self, request: Request) -> Tensor:
         """Mark the prompt's tokens, [vocab] bool; vocabulary / 8 bytes go to the device."""

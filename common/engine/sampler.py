@@ -12,12 +12,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from common.device.packed import PackedBlock
 from common.engine.batch import SampleRow
 from common.engine.penalties import PenaltyInputs, PenaltyState, resolve_penalties
-from common.engine.pinned import to_device
 
 _MASK = 2**64 - 1
 LEAST_LOGPROB = -9999.0  # OpenAI's number for "very unlikely"; the wire carries no infinity
@@ -68,6 +69,12 @@ class SamplingInputs:
     logprob_samples: Tensor | None  # [wanted] i64: samples that want log probabilities
     num_top: int  # most likely tokens that any of them wants
 
+    @property
+    def is_plain(self) -> bool:
+        """Every sample takes the likeliest token of the model's own logits, and nothing else is asked."""
+        asked = (self.random, self.bias, self.bans, self.penalties, self.logprob_samples)
+        return all(part is None for part in asked)
+
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
@@ -80,9 +87,9 @@ class Sampled:
 
 
 def resolve_sampling(
-    samples: Sequence[SampleRow], rows: Sequence[int], eos_token_ids: tuple[int, ...], device: torch.device
+    samples: Sequence[SampleRow], rows: Sequence[int], eos_token_ids: tuple[int, ...], block: PackedBlock
 ) -> SamplingInputs:
-    """Put the sampling of a step on the device; `rows` are its samples'. Part of `resolve_forward_inputs`."""
+    """Add the sampling of a step to its block; `rows` are its samples'. Part of `resolve_forward_inputs`."""
     params = [sample.sampling for sample in samples]
     bias = [(i, b.token, b.bias) for i, p in enumerate(params) for b in p.logit_bias]
     bans = [
@@ -93,36 +100,42 @@ def resolve_sampling(
     ]
     wanted = [i for i, p in enumerate(params) if p.num_logprobs is not None]
     return SamplingInputs(
-        random=_resolve_random(samples, device) if any(p.temperature > 0 for p in params) else None,
-        bias=_resolve_changes(bias, device),
-        bans=_resolve_changes(bans, device),
-        penalties=resolve_penalties(samples, rows, device),
-        logprob_samples=to_device(wanted, torch.int64, device) if wanted else None,
+        random=_resolve_random(samples, block) if any(p.temperature > 0 for p in params) else None,
+        bias=_resolve_changes(bias, block),
+        bans=_resolve_changes(bans, block),
+        penalties=resolve_penalties(samples, rows, block),
+        logprob_samples=block.add(wanted, np.int64) if wanted else None,
         num_top=max((params[i].num_logprobs or 0 for i in wanted), default=0),
     )
 
 
 def sample(logits: Tensor, inputs: SamplingInputs, penalties: PenaltyState) -> Sampled:
-    """Draw a token a row: logits [samples, vocab] f32. Changes `logits`, and counts what it draws.
+    """Draw a token a row: logits [samples, vocab] of any type. Counts what it draws.
+
+    f32 logits may be changed; narrower ones are copied where something is added to them.
 
     Order: log probabilities of the model's own logits, then bias, penalties, bans (as vLLM), temperature,
     filters, the draw.
     """
+    if inputs.is_plain:
+        return Sampled(_likeliest(logits), None, None, None)
     wanted = None
     if inputs.logprob_samples is not None:
-        wanted = torch.log_softmax(logits.index_select(0, inputs.logprob_samples), dim=-1)
+        wanted = torch.log_softmax(logits.index_select(0, inputs.logprob_samples).float(), dim=-1)
         wanted = wanted.nan_to_num(nan=LEAST_LOGPROB).clamp(min=LEAST_LOGPROB)
     if (bias := inputs.bias) is not None:
+        logits = logits.float()
         logits.index_put_((bias.rows, bias.ids), bias.values, accumulate=True)
     if inputs.penalties is not None:
-        penalties.apply(logits, inputs.penalties)
+        logits = penalties.apply(logits, inputs.penalties)
     if (bans := inputs.bans) is not None:
+        logits = logits.float()
         logits.index_put_((bans.rows, bans.ids), bans.values)
-    tokens = logits.argmax(-1)
+    tokens = _likeliest(logits)
     if inputs.random is not None:
-        tokens = torch.where(inputs.random.temperature == 0, tokens, _draw(logits, inputs.random))
+        tokens = torch.where(inputs.random.temperature == 0, tokens, _draw(logits.float(), inputs.random))
     if inputs.penalties is not None:
-        penalties.count(inputs.penalties.rows, tokens.index_select(0, inputs.penalties.samples))
+        penalties.count(inputs.penalties.rows, tokens)
     if wanted is None or inputs.logprob_samples is None:
         return Sampled(tokens, None, None, None)
     drawn = tokens.index_select(0, inputs.logprob_samples).unsqueeze(-1)
@@ -130,26 +143,34 @@ def sample(logits: Tensor, inputs: SamplingInputs, penalties: PenaltyState) -> S
     return Sampled(tokens, wanted.gather(-1, drawn).squeeze(-1), top_logprobs, top_ids)
 
 
-def _resolve_random(samples: Sequence[SampleRow], device: torch.device) -> RandomInputs:
+def _likeliest(logits: Tensor) -> Tensor:
+    if logits.is_cuda:
+        from common.kernels.argmax import argmax  # Triton is part of torch's CUDA builds alone
+
+        return argmax(logits)
+    return logits.float().argmax(-1)
+
+
+def _resolve_random(samples: Sequence[SampleRow], block: PackedBlock) -> RandomInputs:
     params = [sample.sampling for sample in samples]
     return RandomInputs(
-        temperature=to_device([p.temperature for p in params], torch.float32, device),
-        top_k=to_device([p.top_k for p in params], torch.int64, device),
-        top_p=to_device([p.top_p for p in params], torch.float32, device),
-        min_p=to_device([p.min_p for p in params], torch.float32, device),
-        uniform=to_device([uniform(s.sampling.seed, 0, s.position) for s in samples], torch.float64, device),
+        temperature=block.add([p.temperature for p in params], np.float32),
+        top_k=block.add([p.top_k for p in params], np.int64),
+        top_p=block.add([p.top_p for p in params], np.float32),
+        min_p=block.add([p.min_p for p in params], np.float32),
+        uniform=block.add([uniform(s.sampling.seed, 0, s.position) for s in samples], np.float64),
         filters=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
     )
 
 
-def _resolve_changes(changes: Sequence[tuple[int, int, float]], device: torch.device) -> LogitChanges | None:
+def _resolve_changes(changes: Sequence[tuple[int, int, float]], block: PackedBlock) -> LogitChanges | None:
     if not changes:
         return None
     rows, ids, values = zip(*changes, strict=True)
     return LogitChanges(
-        to_device(rows, torch.int64, device),
-        to_device(ids, torch.int64, device),
-        to_device(values, torch.float32, device),
+        block.add(rows, np.int64),
+        block.add(ids, np.int64),
+        block.add(values, np.float32),
     )
 
 

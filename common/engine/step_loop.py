@@ -3,8 +3,9 @@
     plain       launch k · process k · launch k+1 · ...
     overlapped  launch k · process k-1 · launch k+1 · process k · ...
 
-Overlapped, the host waits once a step, for the copy of the step *before* the one that it has just launched.
-With nothing to launch, what is pending is processed at once.
+Overlapped, step k is launched before the tokens of step k-1 are read; with nothing to launch, what is pending
+is processed as soon as it is there. Nothing here waits: a step whose tokens are not there yet is left for
+later, and the loop's pollables say when to come again.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
 
+from common.device.streams import Event
+from common.device.watch import EventWatch
 from common.engine.batch import ScheduleBatch
 from common.engine.model_runner import ModelRunner, StepRecord
 from common.request import SampledToken
@@ -41,8 +44,9 @@ class StepResult(Generic[StepT]):
 class StepLoop(Generic[StepT]):
     """Launches steps and gives their results, at most one step behind."""
 
-    def __init__(self, runner: ModelRunner, *, overlap: bool) -> None:
+    def __init__(self, runner: ModelRunner, watch: EventWatch, *, overlap: bool) -> None:
         self._runner = runner
+        self._watch = watch
         self._overlap = overlap
         self._in_flight: deque[tuple[StepT, StepRecord]] = deque()
 
@@ -56,13 +60,33 @@ class StepLoop(Generic[StepT]):
         """Nothing is in flight."""
         return not self._in_flight
 
-    def launch(self, step: StepT) -> None:
-        """Start a step."""
-        self._in_flight.append((step, self._runner.launch(step.batch)))
+    @property
+    def can_launch(self) -> bool:
+        """There is room for another step: overlapped, two may be in flight."""
+        return len(self._in_flight) < (2 if self._overlap else 1)
+
+    def launch(self, step: StepT) -> Event:
+        """Start a step; returns when its forward, and so its KV, is done."""
+        record = self._runner.launch(step.batch)
+        self._in_flight.append((step, record))
+        self._watch.watch(record.copy_done)
+        return record.forward_done
 
     def results(self, *, launched: bool) -> Iterator[StepResult[StepT]]:
         """Give what is to be processed now; `launched` says whether a step was launched in this round."""
         keep = 1 if self._overlap and launched else 0
-        while len(self._in_flight) > keep:
+        while len(self._in_flight) > keep and self._in_flight[0][1].copy_done.is_done():
             step, record = self._in_flight.popleft()
             yield StepResult(step, tuple(record.result()))
+
+    def pollables(self) -> list[int]:
+        """What gets readable when there may be results."""
+        return self._watch.pollables()
+
+    def close(self) -> None:
+        """End the watch."""
+        self._watch.close()
+
+    def wake(self) -> None:
+        """The loop is awake: what happened until now need not wake it again."""
+        self._watch.clear()

@@ -22,21 +22,25 @@ from torch import Tensor
 from common.kv.pool import KVPool
 
 _MASK = 2**64 - 1
+_BATCH_BYTES = 16 << 20
 
 
 def page_checksums(pool: KVPool, page_ids: Sequence[int], first_index: int) -> array[int]:
-    """Return one unsigned 64-bit checksum a page; the first page has logical index `first_index`."""
+    """Return one unsigned 64-bit checksum a page; the first page has logical index `first_index`.
+
+    On a GPU it is computed on the current stream, and waited for.
+    """
     if not page_ids:
         return array("Q")
-    weights = _position_weights(pool.layout.page_bytes // 4, pool.device)
-    # One page at a time: the int64 products of a whole chunk would be twice the chunk's own size.
-    sums = torch.stack([_weighted_sum(pool.data[:, page], weights) for page in page_ids]).tolist()
+    layers, page_bytes = pool.layout.layers, pool.layout.page_bytes
+    weights = _position_weights(page_bytes // 4, pool.device).view(layers, 1, -1)
+    most = max(1, _BATCH_BYTES // page_bytes)
+    sums: list[int] = []
+    for at in range(0, len(page_ids), most):
+        pages = pool.gather(page_ids[at : at + most]).view(torch.int32).view(layers, -1, weights.shape[-1])
+        # int32 * int64 is int64, which wraps; twice the size of the pages, so not of all at once.
+        sums += (pages * weights).sum((0, 2)).tolist()
     return array("Q", (s * _index_weight(first_index + i) & _MASK for i, s in enumerate(sums)))
-
-
-def _weighted_sum(page: Tensor, weights: Tensor) -> Tensor:
-    words = page.reshape(-1).view(torch.int32)
-    return (words * weights).sum()  # int32 * int64 is int64, which wraps
 
 
 @lru_cache(maxsize=4)

@@ -12,12 +12,13 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
+from common.device.memory import DeviceMemory, DeviceMemoryError, free_and_total_bytes
 from common.errors import ConfigError
 from common.kv.layout import KVLayout
+from common.kv.pages import HostPages, Pages
 
 TORCH_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 MAX_DEFAULT_POOL_BYTES = 4 * 2**30
@@ -35,6 +36,8 @@ class KVPool:
     ) -> None:
         """Reserve the memory; on a CPU the system commits it only where it is written.
 
+        On a GPU it is one allocation outside torch's, which another process can map (`device_memory`).
+
         Args:
             shared: on a CPU, a memfd that another process can map (`fd`).
 
@@ -43,13 +46,19 @@ class KVPool:
         """
         size = _num_bytes(layout, num_pages)
         self.fd: int | None = None
+        self.device_memory: DeviceMemory | None = None
         try:
-            if shared and device.type == "cpu":
-                self.fd = _memfd(size)
-            memory = _memory(size, device, self.fd)
-        except (OSError, OverflowError, torch.OutOfMemoryError) as error:
+            if device.type == "cuda":
+                self.device_memory = DeviceMemory(size, device)
+                memory = self.device_memory.tensor()
+            else:
+                self.fd = _memfd(size) if shared else None
+                memory = _host_memory(size, self.fd)
+        except (DeviceMemoryError, OSError, OverflowError) as error:
+            free = f"{free_and_total_bytes(device)[0] >> 20} MiB are free" if device.type == "cuda" else ""
             raise ConfigError(
-                f"a KV pool of {num_pages} pages needs {size >> 20} MiB, which is not there; lower --kv-pages"
+                f"a KV pool of {num_pages} pages needs {size >> 20} MiB, which is not there"
+                f"{free and f': {free} ({error})'}; lower --kv-pages"
             ) from error
         self._take(layout, num_pages, memory)
 
@@ -65,8 +74,9 @@ class KVPool:
             raise ConfigError(f"the shared pool has {os.fstat(fd).st_size} bytes, not {size}")
         pool = cls.__new__(cls)
         pool.fd = None
+        pool.device_memory = None
         try:
-            pool._take(layout, num_pages, _memory(size, torch.device("cpu"), fd))
+            pool._take(layout, num_pages, _host_memory(size, fd))
         except OSError as error:
             raise ConfigError(f"the shared pool cannot be mapped: {error.strerror}") from None
         return pool
@@ -77,27 +87,23 @@ class KVPool:
         self.device = memory.device
         shape = (layout.layers, num_pages + 1, 2, layout.page_size, layout.kv_heads, layout.head_dim)
         self.data = memory.view(TORCH_DTYPES[layout.dtype]).view(shape)
-        # The same memory, [layers, num_pages + 1, bytes]. A page is copied as `layers` blocks of some KiB:
-        # numpy does that 5 to 20 times faster than torch's indexing, whose threads wait for each other.
-        self._pages = memory.numpy().reshape(layout.layers, num_pages + 1, layout.layer_page_bytes)
+        self.pages: Pages  # the same memory
+        if self.device_memory is None:
+            self.pages = HostPages(layout, num_pages, memory)
+            return
+        from common.kv.device_pages import DevicePages  # needs triton
+
+        self.pages = DevicePages(layout, num_pages, self.device, self.device_memory.address, memory)
+        # The padding page onto itself: the kernel is built now, and not while a node's loop waits for it.
+        self.pages.copy_from([0], self.pages, [0])
 
     def gather(self, page_ids: Sequence[int]) -> Tensor:
-        """Copy pages out: uint8, flat and contiguous, [layers, n, 2, page_size, kv_heads, head_dim]."""
-        out = np.empty((self.layout.layers, len(page_ids), self.layout.layer_page_bytes), np.uint8)
-        for index, page in enumerate(page_ids):
-            out[:, index] = self._pages[:, page]
-        return torch.from_numpy(out).view(-1)
+        """Copy pages out (see Pages)."""
+        return self.pages.gather(page_ids)
 
     def scatter(self, page_ids: Sequence[int], data: Tensor) -> None:
-        """Write pages from bytes in the order of `gather`; RuntimeError where their number is wrong."""
-        source = data.view(self.layout.layers, len(page_ids), self.layout.layer_page_bytes).numpy()
-        for index, page in enumerate(page_ids):
-            self._pages[:, page] = source[:, index]
-
-    def copy_pages(self, page_ids: Sequence[int], source: KVPool, source_ids: Sequence[int]) -> None:
-        """Copy pages of another pool of the same layout into these; one copy a page."""
-        for here, there in zip(page_ids, source_ids, strict=True):
-            self._pages[:, here] = source._pages[:, there]
+        """Write pages (see Pages)."""
+        self.pages.scatter(page_ids, data)
 
 
 def _num_bytes(layout: KVLayout, num_pages: int) -> int:
@@ -116,10 +122,8 @@ def _memfd(size: int) -> int:
     return fd
 
 
-def _memory(size: int, device: torch.device, fd: int | None) -> Tensor:
+def _host_memory(size: int, fd: int | None) -> Tensor:
     """Return zeros, [size] u8, that take no memory before they are written (torch.zeros would touch them)."""
-    if device.type != "cpu":
-        return torch.zeros(size, dtype=torch.uint8, device=device)
     # Private where nobody shares it: a shared anonymous mapping would count as shared memory. The tensor
     # keeps the mapping alive.
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS if fd is None else mmap.MAP_SHARED

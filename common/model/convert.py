@@ -21,7 +21,7 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from common.errors import ConfigError
-from common.model.layers import rope_frequencies
+from common.model.rotary import rope_frequencies
 from common.model.spec import RopeScaling
 
 # Mistral's files call themselves llama: without a sliding window there is no difference.

@@ -1,7 +1,8 @@
 """The decoder: token ids of a step in, logits out, keys and values in the pool.
 
 Knows no request, no schedule and no sampling. The tokens of all requests of a step are one flat dimension;
-which token is whose only the attention backend needs to know.
+which token is whose only the attention backend needs to know. What is computed between matrix products, and
+how, is the business of `LayerOps`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from torch import Tensor
 from common.attention.base import AttentionBackend, AttentionInputs
 from common.attention.sdpa import SdpaAttention
 from common.kv.pool import TORCH_DTYPES, KVPool
-from common.model.layers import mlp, rope_frequencies, rope_table, rotate
+from common.model.ops import LayerOps, TorchOps
+from common.model.rotary import rope_frequencies, rope_table
 from common.model.sources import DummySource, SafetensorsSource
 from common.model.spec import ModelSpec
 from common.model.weights import LayerWeights, ModelWeights, load_weights, tensor_shapes
@@ -25,71 +27,112 @@ class Decoder:
     """A model of the Llama family (Llama, Mistral, Qwen2, Qwen3) over a paged KV pool."""
 
     def __init__(
-        self, spec: ModelSpec, weights: ModelWeights, attention: AttentionBackend, dtype: str
+        self, spec: ModelSpec, weights: ModelWeights, attention: AttentionBackend, ops: LayerOps
     ) -> None:
         self.spec = spec
+        self.attention = attention
         self._weights = weights
-        self._attention = attention
-        frequencies = rope_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling)
-        table = rope_table(frequencies, spec.context_length, TORCH_DTYPES[dtype])
-        self._rope = table.to(weights.embed.device)  # [context_length, 2, head_dim]
+        self._ops = ops
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and logits."""
+        return self._weights.embed.dtype
 
     @torch.inference_mode()
     def forward(
-        self, input_ids: Tensor, positions: Tensor, inputs: AttentionInputs, logits_indices: Tensor
+        self,
+        input_ids: Tensor,
+        inputs: AttentionInputs,
+        logits_indices: Tensor | None,
+        logits_out: Tensor | None = None,
     ) -> Tensor:
         """Compute one step.
 
         Args:
             input_ids: [tokens] i64.
-            positions: [tokens] i64, each below the context length.
-            inputs: where the tokens' KV is and goes.
-            logits_indices: [n] i64, the tokens whose logits are wanted.
+            inputs: the tokens' positions, each below the context length, and where their KV is and goes.
+            logits_indices: [n] i64, the tokens whose logits are wanted; None is all.
+            logits_out: [n, vocab_size] of `dtype` to write them to.
 
         Returns:
-            [n, vocab_size] f32, an inference tensor (in-place changes need `torch.inference_mode` too).
+            [n, vocab_size] of `dtype`, an inference tensor: in-place changes need `torch.inference_mode`.
         """
-        self._attention.plan(inputs)
-        cos, sin = self._rope.index_select(0, positions).unsqueeze(2).unbind(1)
-        hidden = F.embedding(input_ids, self._weights.embed)
-        for index, layer in enumerate(self._weights.layers):
-            hidden = hidden + self._attend(index, layer, hidden, cos, sin)
-            hidden = hidden + mlp(self._norm(hidden, layer.post_norm), layer.gate_up, layer.down)
-        wanted = self._norm(hidden.index_select(0, logits_indices), self._weights.norm)
-        return self._weights.lm_head(wanted).float()
+        ops, weights = self._ops, self._weights
+        self.attention.plan(inputs)
+        ops.plan(inputs)
+        residual = F.embedding(input_ids, weights.embed)
+        x = ops.norm(residual, weights.layers[0].input_norm)
+        for index, layer in enumerate(weights.layers):
+            if index:
+                x, residual = ops.add_norm(x, residual, layer.input_norm)
+            x, residual = ops.add_norm(self._attend(index, layer, x), residual, layer.post_norm)
+            x = ops.product(layer.down, ops.gated(layer.gate_up, x))
+        if logits_indices is not None:
+            # Of a product in parts the tokens are the last dimension but one.
+            x, residual = x.index_select(-2, logits_indices), residual.index_select(0, logits_indices)
+        x, _ = ops.add_norm(x, residual, weights.norm)
+        return weights.lm_head(x, logits_out)
 
-    def _attend(self, index: int, layer: LayerWeights, hidden: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        heads, kv_heads = self.spec.heads, self.spec.kv_heads
-        qkv = layer.qkv(self._norm(hidden, layer.input_norm))
-        qkv = qkv.view(-1, heads + 2 * kv_heads, self.spec.head_dim)
-        qk, v = qkv.split_with_sizes((heads + kv_heads, kv_heads), 1)
-        if layer.q_norm is not None and layer.k_norm is not None:
-            q, k = qk.split_with_sizes((heads, kv_heads), 1)
-            qk = torch.cat((self._norm(q, layer.q_norm), self._norm(k, layer.k_norm)), 1)
-        q, k = rotate(qk, cos, sin).split_with_sizes((heads, kv_heads), 1)
-        out = self._attention.forward(index, q, k, v)
-        return layer.o(out.reshape(-1, heads * self.spec.head_dim))
-
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.spec.rms_eps)
+    def _attend(self, index: int, layer: LayerWeights, x: Tensor) -> Tensor:
+        spec = self.spec
+        norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
+        q, k, v = self._ops.rotate_append(index, self._ops.product(layer.qkv, x), norms)
+        out = self.attention.forward(index, q, k, v)
+        return self._ops.product(layer.o, out.reshape(-1, spec.heads * spec.head_dim))
 
 
-def load_decoder(
-    folder: Path, spec: ModelSpec, dtype: str, pool: KVPool, load_format: str = "auto"
-) -> Decoder:
-    """Load a folder's weights onto the pool's device, with the reference attention over the pool.
-
-    Args:
-        load_format: "dummy" for random weights instead.
+def read_weights(
+    folder: Path, spec: ModelSpec, dtype: str, device: torch.device, load_format: str
+) -> ModelWeights:
+    """Read a folder's weights onto a device, or make random ones where `load_format` is "dummy".
 
     Raises:
         ConfigError: the weights are not those of a model of this spec.
     """
     shapes = tensor_shapes(spec)
     source = (
-        DummySource(shapes, spec.initializer_range)
+        DummySource(shapes, spec.initializer_range, device)
         if load_format == "dummy"
         else SafetensorsSource(folder, shapes)
     )
-    weights = load_weights(source, spec, dtype, pool.device)
-    return Decoder(spec, weights, SdpaAttention(pool, spec.heads), dtype)
+    return load_weights(source, spec, dtype, device)
+
+
+def load_decoder(
+    folder: Path, spec: ModelSpec, dtype: str, pool: KVPool, load_format: str = "auto"
+) -> Decoder:
+    """Load a folder's weights onto the pool's device, with reference attention and plain operations.
+
+    Raises:
+        ConfigError: see `read_weights`.
+    """
+    weights = read_weights(folder, spec, dtype, pool.device, load_format)
+    return make_decoder(spec, weights, dtype, pool, SdpaAttention(pool, spec.heads), fused=False)
+
+
+def make_rope(spec: ModelSpec, dtype: str, device: torch.device) -> Tensor:
+    """Return the model's rotary table on a device, [context_length, 2, head_dim]."""
+    frequencies = rope_frequencies(spec.head_dim, spec.rope_theta, spec.rope_scaling)
+    return rope_table(frequencies, spec.context_length, TORCH_DTYPES[dtype]).to(device)
+
+
+def make_decoder(
+    spec: ModelSpec,
+    weights: ModelWeights,
+    dtype: str,
+    pool: KVPool,
+    attention: AttentionBackend,
+    *,
+    fused: bool,
+) -> Decoder:
+    """Put a decoder together; `fused` where the pool is on a GPU and its kernels are wanted."""
+    rope = make_rope(spec, dtype, pool.device)
+    ops: LayerOps
+    if fused:
+        from common.model.fused_ops import FusedOps  # Triton is part of torch's CUDA builds alone
+
+        ops = FusedOps(pool, rope, spec.rms_eps)
+    else:
+        ops = TorchOps(pool, rope, spec.rms_eps)
+    return Decoder(spec, weights, attention, ops)

@@ -33,17 +33,20 @@ class Linear:
     """x [tokens, in] -> x @ weight.T + bias [tokens, out]. Keeps no plain copy of a weight that it packs."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._bias = bias
+        self.bias = bias
         self._is_packed = can_pack(weight)
         # What torch's own compiler calls for a frozen model (torch/_inductor/fx_passes/mkldnn_fusion.py).
-        self._weight = (
+        self.weight = (
             torch.ops.mkldnn._reorder_linear_weight(weight, _PACK_TOKENS) if self._is_packed else weight
         )
         self._multiply = torch.ops.mkldnn._linear_pointwise.default if self._is_packed else None
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """Multiply."""
+    def __call__(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Multiply; into `out` [tokens, out], where it is given."""
+        if out is not None and self._multiply is None and self.bias is None:
+            return torch.mm(x, self.weight.t(), out=out)
         if self._multiply is None:
-            return F.linear(x, self._weight, self._bias)
-        product: Tensor = self._multiply(x, self._weight, self._bias, "none", [], "")
-        return product
+            product = F.linear(x, self.weight, self.bias)
+        else:
+            product = self._multiply(x, self.weight, self.bias, "none", [], "")
+        return product if out is None else out.copy_(product)

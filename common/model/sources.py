@@ -52,16 +52,18 @@ class SafetensorsSource:
 class DummySource:
     """Numbers drawn from normal(0, `spread`), the same wherever they are made; norms are 1 and biases 0."""
 
-    def __init__(self, shapes: Shapes, spread: float) -> None:
+    def __init__(self, shapes: Shapes, spread: float, device: torch.device) -> None:
+        """Make them on `device`: billions of numbers take a CPU minutes."""
         self._shapes = shapes
-        self._block = torch.empty(_BLOCK).normal_(0, spread, generator=torch.Generator().manual_seed(0))
+        block = torch.empty(_BLOCK).normal_(0, spread, generator=torch.Generator().manual_seed(0))
+        self._block = block.to(device)
 
     def read(self, name: str) -> Tensor:
         """See TensorSource."""
         shape = self._shapes[name]
         if len(shape) == 1:
             return torch.full(shape, float(name.endswith("norm.weight")))
-        tensor = torch.empty(shape)
+        tensor = torch.empty(shape, device=self._block.device)
         # Where in the block a tensor begins follows from its name.
         start = zlib.crc32(name.encode()) % _BLOCK
         block, flat = self._block.roll(-start), tensor.view(-1)

@@ -127,13 +127,15 @@ def load_spec(folder: Path, load_format: str = "auto") -> ModelSpec:
     return replace(spec, fingerprint=name)
 
 
-def resolve_dtype(requested: str, spec: ModelSpec) -> str:
-    """Turn --dtype into a precision: auto is the model's own where this CPU computes it natively.
+def resolve_dtype(requested: str, spec: ModelSpec, *, on_gpu: bool = False) -> str:
+    """Turn --dtype into a precision: auto is the model's own, on a CPU where that computes it natively.
 
     A precision asked for by name is taken as asked.
     """
     if requested != "auto":
         return requested
+    if on_gpu:
+        return spec.dtype
     wanted = _NATIVE_FLAGS[spec.dtype]
     return spec.dtype if wanted is None or wanted & _cpu_flags() else "float32"
 

@@ -47,7 +47,7 @@ class TensorSource(Protocol):
     """Where tensors come from, by their names in a checkpoint."""
 
     def read(self, name: str) -> Tensor:
-        """Return a tensor of the shape in `tensor_shapes`, of any floating type, on the host."""
+        """Return a tensor of the shape in `tensor_shapes`, of any floating type."""
         ...
 
 

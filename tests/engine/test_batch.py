@@ -10,17 +10,21 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.attention.sdpa import SdpaAttention
 from common.engine.batch import (
     ForwardMode,
     ScheduleBatch,
     prepare_for_decode,
     prepare_for_extend,
+    prepare_for_mixed,
     prepare_for_prebuilt,
 )
 from common.engine.chunking import advance, plan_chunks
-from common.engine.future_map import FutureMap, resolve_forward_inputs
+from common.engine.future_map import ForwardInputs, FutureMap, resolve_forward_inputs
 from common.engine.page_table import PageTableMirror
 from common.errors import InvariantError, LocalError
+from common.kv.layout import KVLayout
+from common.kv.pool import KVPool
 from common.messages import int32s
 from common.request import Request, SamplingParams
 
@@ -41,6 +45,13 @@ def request(prompt_len: int, page_ids: tuple[int, ...], row: int = 1, **lengths:
     return Request(int32s(range(prompt_len)), GREEDY, prompt_len, row=row, page_ids=page_ids, **lengths)
 
 
+ATTENTION = SdpaAttention(KVPool(KVLayout(1, 4, 1, 2, "float32"), 4, CPU), 1)
+
+
+def resolve(batch: ScheduleBatch, future_map: FutureMap, table: PageTableMirror) -> ForwardInputs:
+    return resolve_forward_inputs(batch, future_map, table, ATTENTION, (), CPU)
+
+
 def test_prebuilt_is_metadata_alone() -> None:
     prompt: Any = UnreadablePrompt()
     # Page 2 of size 5: token slots 10 to 14.
@@ -54,7 +65,7 @@ def test_prebuilt_is_metadata_alone() -> None:
     assert batch.prefix_lens == (2,)
     assert batch.extend_lens == (3,)
     assert batch.extend_num_tokens == 3
-    assert batch.out_cache_loc() == [12, 13, 14]
+    assert batch.out_cache_loc().tolist() == [12, 13, 14]
 
 
 def test_prebuilt_of_a_request_with_outputs_counts_all_but_the_last() -> None:
@@ -65,15 +76,16 @@ def test_prebuilt_of_a_request_with_outputs_counts_all_but_the_last() -> None:
 def test_a_prebuilt_batch_has_no_inputs_to_resolve() -> None:
     batch = prepare_for_prebuilt([request(3, (1,), num_sampled=1, outputs=[5])], page_size=4)
     with pytest.raises(LocalError, match="no forward"):
-        resolve_forward_inputs(batch, FutureMap(2, CPU), PageTableMirror(2, 2, CPU), (), CPU)
+        resolve(batch, FutureMap(2, CPU), PageTableMirror(2, 2, CPU))
 
 
-@pytest.mark.parametrize("mode", ["extend", "decode", "prebuilt"])
+@pytest.mark.parametrize("mode", ["extend", "decode", "mixed", "prebuilt"])
 def test_reading_input_ids_before_resolution_fails_loudly(mode: str) -> None:
     ready = request(4, (1, 2), computed_len=4, num_sampled=1, outputs=[5])
     batch: Any = {
         "extend": lambda: prepare_for_extend(plan_chunks([request(4, (1,))], 8, 4), 4),
         "decode": lambda: prepare_for_decode([ready], 4),
+        "mixed": lambda: prepare_for_mixed(plan_chunks([request(4, (1,))], 8, 4), [ready], 4),
         "prebuilt": lambda: prepare_for_prebuilt([ready], 4),
     }[mode]()
     with pytest.raises(TypeError):
@@ -90,11 +102,11 @@ def test_decode_takes_its_input_from_the_relay_and_never_from_the_prompt() -> No
     running = Request(prompt, GREEDY, 4, computed_len=4, num_sampled=1, row=2, page_ids=(5, 6), outputs=[9])
     table.set_row(2, (5, 6))
     future_map.stash(torch.tensor([2]), torch.tensor([9]))
-    inputs = resolve_forward_inputs(prepare_for_decode([running], 4), future_map, table, (), CPU)
+    inputs = resolve(prepare_for_decode([running], 4), future_map, table)
     assert inputs.input_ids.tolist() == [9]
-    assert inputs.positions.tolist() == [4]
+    assert inputs.attention.positions.tolist() == [4]
     assert inputs.attention.out_cache_loc.tolist() == [6 * 4]
-    assert inputs.attention.page_table.tolist() == [[5, 6]]
+    assert inputs.attention.page_table[inputs.attention.rows].tolist() == [[5, 6]]
     assert inputs.attention.seq_lens.tolist() == [5]
 
 
@@ -128,12 +140,38 @@ def test_extend_resolves_to_the_chunk_of_each_prompt() -> None:
     table.set_row(2, second.page_ids)
     plans = plan_chunks([first, second], 11, 4)
     batch = prepare_for_extend(plans, 4)
-    inputs = resolve_forward_inputs(batch, FutureMap(2, CPU), table, (), CPU)
+    inputs = resolve(batch, FutureMap(2, CPU), table)
     assert inputs.input_ids.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
-    assert inputs.positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
+    assert inputs.attention.positions.tolist() == [0, 1, 2, 3, 4, 5, 0, 1, 2, 3, 4]
     assert inputs.attention.out_cache_loc.tolist() == [4, 5, 6, 7, 8, 9, 12, 13, 14, 15, 16]
+    assert inputs.logits_indices is not None
     assert inputs.logits_indices.tolist() == [5, 10]
     assert inputs.sample_req_pool_indices.tolist() == [1, 2]
+
+
+def test_mixed_resolves_to_the_chunks_then_the_relay_s_tokens() -> None:
+    ends, goes_on = request(3, (1,), row=3), request(9, (2, 3, 6), row=1)
+    unread: Any = UnreadablePrompt()
+    running = Request(unread, GREEDY, 4, computed_len=5, num_sampled=2, row=2, page_ids=(4, 5), outputs=[70])
+    future_map, table = FutureMap(3, CPU, debug=True), PageTableMirror(3, 3, CPU)
+    for r in (ends, goes_on, running):
+        table.set_row(r.row, r.page_ids)
+    future_map.stash(torch.tensor([2]), torch.tensor([71]))  # the host has not seen it yet
+    batch = prepare_for_mixed(plan_chunks([ends, goes_on], 8, 4), [running], 4)
+    assert batch.mode is ForwardMode.MIXED
+    assert batch.mix_running_indices == (2,)
+    assert batch.num_decode == 1
+    inputs = resolve(batch, future_map, table)
+    assert inputs.input_ids.tolist() == [0, 1, 2, 0, 1, 2, 3, 71]
+    assert inputs.attention.positions.tolist() == [0, 1, 2, 0, 1, 2, 3, 5]
+    assert inputs.attention.out_cache_loc.tolist() == [4, 5, 6, 8, 9, 10, 11, 21]
+    assert inputs.attention.seq_lens.tolist() == [3, 4, 6]
+    assert inputs.attention.num_decode == 1
+    assert inputs.logits_indices is not None
+    assert inputs.logits_indices.tolist() == [2, 7], "of the prompt that ends, and of the one that decodes"
+    assert inputs.sample_req_pool_indices.tolist() == [3, 2]
+    with pytest.raises(InvariantError):
+        future_map.gather(torch.tensor([2]))  # it was taken, once
 
 
 @given(

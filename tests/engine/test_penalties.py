@@ -8,6 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.device.packed import PackedBlock
 from common.engine.batch import SampleRow
 from common.engine.penalties import PenaltyState
 from common.engine.sampler import resolve_sampling, sample
@@ -109,7 +110,7 @@ def step(state: PenaltyState, models: dict[int, Model], operation: Step) -> None
         for row, values in zip(rows, logits.tolist(), strict=True)
     ]
     samples = [SampleRow(i, models[row].params, 9, operation.may_stop) for i, row in enumerate(rows)]
-    drawn = sample(logits, resolve_sampling(samples, rows, (EOS,), CPU), state).tokens.tolist()
+    drawn = sample(logits, resolve_sampling(samples, rows, (EOS,), PackedBlock(CPU)), state).tokens.tolist()
     torch.testing.assert_close(logits, torch.tensor(expected), rtol=1e-5, atol=1e-5)
     for row, token, values in zip(rows, drawn, expected, strict=True):
         assert values[token] >= max(values) - 1e-4
@@ -136,7 +137,7 @@ def test_a_first_token_counts_once() -> None:
         admit(state, Admit(1, [0], params, first=0))
         # One count leaves token 0 ahead, by a little; two would not.
         logits = torch.tensor([[1.5, 0.0]])
-        inputs = resolve_sampling([SampleRow(0, params, 2, may_stop=True)], [1], (), CPU)
+        inputs = resolve_sampling([SampleRow(0, params, 2, may_stop=True)], [1], (), PackedBlock(CPU))
         assert sample(logits, inputs, state).tokens.tolist() == [0]
         # Now it was put out twice.
         assert sample(torch.tensor([[1.5, 0.0]]), inputs, state).tokens.tolist() == [1]
@@ -151,6 +152,6 @@ def test_rows_without_penalties_are_left_alone() -> None:
         admit(state, Admit(1, [0, 1], penalised, first=0))
         admit(state, Admit(2, [0, 1], plain, first=0))
         samples = [SampleRow(0, plain, 3, may_stop=True), SampleRow(1, penalised, 3, may_stop=True)]
-        drawn = sample(logits, resolve_sampling(samples, [2, 1], (), CPU), state).tokens.tolist()
+        drawn = sample(logits, resolve_sampling(samples, [2, 1], (), PackedBlock(CPU)), state).tokens.tolist()
     assert logits.tolist() == [[4.0, 3.0, 2.0, 1.0], [0.0, 1.5, 2.0, 1.0]]
     assert drawn == [0, 2]

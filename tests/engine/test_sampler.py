@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.device.packed import PackedBlock
 from common.engine.batch import SampleRow
 from common.engine.penalties import PenaltyState
 from common.engine.sampler import _mix, resolve_sampling, sample, uniform
@@ -24,7 +25,7 @@ def draw(logits: torch.Tensor, params: list[SamplingParams], positions: list[int
     ]
     with torch.inference_mode():
         state = PenaltyState(len(rows), logits.shape[-1], CPU)
-        inputs = resolve_sampling(rows, range(1, len(rows) + 1), (), CPU)
+        inputs = resolve_sampling(rows, range(1, len(rows) + 1), (), PackedBlock(CPU))
         return sample(logits.clone(), inputs, state).tokens.tolist()
 
 
@@ -122,7 +123,9 @@ def test_stop_tokens_are_not_drawn_before_min_tokens() -> None:
     ]
     with torch.inference_mode():
         state = PenaltyState(3, 4, CPU)
-        tokens = sample(logits, resolve_sampling(rows, (1, 2, 3), (0,), CPU), state).tokens.tolist()
+        tokens = sample(
+            logits, resolve_sampling(rows, (1, 2, 3), (0,), PackedBlock(CPU)), state
+        ).tokens.tolist()
     assert tokens == [2, 0, 0]
 
 

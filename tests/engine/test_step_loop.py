@@ -6,8 +6,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import torch
 
 from common.config import EngineConfig, ModelConfig
+from common.device.watch import EventWatch
 from common.engine.batch import ScheduleBatch, prepare_for_decode, prepare_for_extend
 from common.engine.chunking import advance, plan_chunks
 from common.engine.loader import Engine, load_engine
@@ -17,6 +19,9 @@ from common.request import Request, SamplingParams
 from tests.model.paged import transformers_greedy
 
 PROMPT = [5, 17, 99, 200, 3, 42, 42, 8]
+
+
+WATCH = EventWatch(torch.device("cpu"), "step results")
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ def start(engine: Engine, max_tokens: int) -> Request:
 def test_the_relay_carries_tokens_with_and_without_overlap(tiny_model: Path, overlap: bool) -> None:
     engine = load(tiny_model)
     request = start(engine, max_tokens=9)
-    loop: StepLoop[PlainStep] = StepLoop(engine.runner, overlap=overlap)
+    loop: StepLoop[PlainStep] = StepLoop(engine.runner, WATCH, overlap=overlap)
     tokens: list[int] = []
     lag = []
     for _ in range(10):
@@ -69,7 +74,7 @@ def test_the_relay_carries_tokens_with_and_without_overlap(tiny_model: Path, ove
 def test_with_nothing_to_launch_the_pending_step_is_processed_at_once(tiny_model: Path) -> None:
     engine = load(tiny_model)
     request = start(engine, max_tokens=1)
-    loop: StepLoop[PlainStep] = StepLoop(engine.runner, overlap=True)
+    loop: StepLoop[PlainStep] = StepLoop(engine.runner, WATCH, overlap=True)
     plans = plan_chunks([request], 8, 4)
     loop.launch(PlainStep(prepare_for_extend(plans, 4), "only"))
     assert list(loop.results(launched=True)) == []

@@ -67,13 +67,15 @@ class PagedRunner:
             lasts.append(len(ids) - 1)
         width = max(len(s.pages) for s, _ in batch) + 1  # one column of padding more than needed
         inputs = AttentionInputs(
+            rows=torch.arange(len(batch)),
             page_table=torch.tensor([s.pages + [0] * (width - len(s.pages)) for s, _ in batch]),
+            positions=torch.tensor(positions),
             seq_lens=torch.tensor([s.cached + n for s, n in batch]),
             prefix_lens_cpu=tuple(s.cached for s, _ in batch),
             extend_lens_cpu=tuple(n for _, n in batch),
             out_cache_loc=torch.tensor(locs),
         )
-        logits = self.decoder.forward(torch.tensor(ids), torch.tensor(positions), inputs, torch.tensor(lasts))
+        logits = self.decoder.forward(torch.tensor(ids), inputs, torch.tensor(lasts))
         for sequence, n in batch:
             sequence.cached += n
         return logits

@@ -151,7 +151,7 @@ def test_dummy_weights_are_the_same_everywhere_and_as_widely_spread_as_before_tr
         "q_norm.weight": (64,),
         "q_proj.bias": (64,),
     }
-    source, again = DummySource(shapes, 0.05), DummySource(shapes, 0.05)
+    source, again = DummySource(shapes, 0.05, CPU), DummySource(shapes, 0.05, CPU)
     tensors = {name: source.read(name) for name in shapes}
     assert all(torch.equal(tensors[name], again.read(name)) for name in reversed(shapes))
     a, b = tensors["a.weight"], tensors["b.weight"]

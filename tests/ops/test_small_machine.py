@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from common.config import EngineConfig
-from common.engine.loader import resolve_num_pages
+from common.engine.sizing import cpu_num_pages
 from common.kv.layout import KVLayout
 from common.small_machine import available_cores, num_threads
 
@@ -40,10 +40,10 @@ def test_nodes_of_a_phase_divide_the_cores(cores: int, nodes: int, colocated: bo
 def test_pools_of_all_nodes_take_two_tenths_of_the_memory_at_most(nodes: int | None) -> None:
     layout = KVLayout(layers=2, page_size=16, kv_heads=2, head_dim=16, dtype="float32")
     memory_bytes = 1000 * layout.page_bytes
-    num_pages = resolve_num_pages(EngineConfig(local_nodes=nodes), layout, memory_bytes)
+    num_pages = cpu_num_pages(EngineConfig(local_nodes=nodes), layout, memory_bytes)
     sharers = max(2, nodes or 2)  # one alone still takes a tenth
     assert 200 - sharers < num_pages * sharers <= 200
-    assert resolve_num_pages(EngineConfig(local_nodes=nodes, kv_pages=5), layout, memory_bytes) == 5
+    assert cpu_num_pages(EngineConfig(local_nodes=nodes, kv_pages=5), layout, memory_bytes) == 5
 
 
 def set_up(call: str, **env: str) -> list[str]:
@@ -70,6 +70,11 @@ def test_prefill_gives_way_to_decode() -> None:
     own = "None" if available_cores() == len(os.sched_getaffinity(0)) else str(available_cores())
     assert set_up("Role.PREFILL") == [str(min(19, nice + 5)), "PASSIVE", own]
     assert set_up("Role.DECODE") == [str(nice), "None", own]
+
+
+def test_node_on_a_gpu_keeps_its_priority_and_threads() -> None:
+    for role in ("PREFILL", "DECODE"):
+        assert set_up(f"Role.{role}, 10_000, on_gpu=True") == [str(os.nice(0)), "None", "None"]
 
 
 def test_many_nodes_get_fewer_threads() -> None:

@@ -1,4 +1,4 @@
-"""The arithmetic of a layer as functions of tensors.
+"""Rotary embedding: its frequencies, its table, and the rotation itself.
 
 Knows no weights' names, no cache and no batch. The order of operations and the precision of each step are
 those of `transformers` (models/llama/modeling_llama.py), which is the oracle of the tests.
@@ -9,10 +9,8 @@ from __future__ import annotations
 import math
 
 import torch
-import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
-from common.model.linear import Linear
 from common.model.spec import RopeScaling
 
 
@@ -43,9 +41,3 @@ def rope_table(frequencies: Tensor, positions: int, dtype: torch.dtype) -> Tenso
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate `x` [tokens, heads, head_dim] by its tokens' angles, `cos` and `sin` [tokens, 1, head_dim]."""
     return torch.addcmul(x * cos, x.roll(x.shape[-1] // 2, -1), sin)
-
-
-def mlp(x: Tensor, gate_up: Linear, down: Linear) -> Tensor:
-    """Apply the gated feed-forward network; `gate_up` gives [tokens, 2 * intermediate]: gate, then up."""
-    gate, up = gate_up(x).chunk(2, -1)
-    return down(F.silu(gate).mul_(up))

@@ -2,15 +2,15 @@
 
 `non_blocking=True` from pageable memory still stages through a pinned buffer and may block the host behind
 the queued work (31 ms behind 29 ms of it on an H200). Every tensor made here is fresh: torch's caching host
-allocator does not reuse a pinned block before the copy from it is done. One place decides whether pinning is
-possible; where it is not, the same calls copy plainly.
+allocator does not reuse a pinned block before the copy from it is done, so it is the ring with an event a
+slot that buffers of our own would need. One place decides whether pinning is possible; where it is not, the
+same calls copy plainly.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,13 +26,7 @@ def to_device(values: Sequence[int] | Sequence[float], dtype: torch.dtype, devic
     return host.to(device, non_blocking=True)
 
 
-def flatten_arrays_to_pinned_cpu(arrays: Sequence[memoryview], device: torch.device) -> Tensor:
-    """Join int32 arrays into one flat pinned tensor [total] i64; the copy is left to the forward stream."""
-    total = sum(len(array) for array in arrays)
-    flat = torch.empty(total, dtype=torch.int64, pin_memory=is_pin_memory_available(device))
-    view = flat.numpy()
-    at = 0
-    for array in arrays:
-        view[at : at + len(array)] = np.frombuffer(array, dtype=np.int32)
-        at += len(array)
-    return flat
+def to_host(tensor: Tensor) -> Tensor:
+    """Copy a tensor into fresh pinned memory on the current stream; valid once an event after it happened."""
+    host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=is_pin_memory_available(tensor.device))
+    return host.copy_(tensor, non_blocking=True)
