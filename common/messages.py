@@ -71,6 +71,15 @@ class SharedPool:
 
 
 @dataclass(frozen=True, slots=True)
+class CudaPool:
+    """A decode node's KV pool as memory of a GPU that a process on its host can map by this handle."""
+
+    handle: Annotated[bytes, MaxLen(64)]  # a cudaIpcMemHandle_t
+    num_pages: int
+    gpu: str  # its UUID: processes may number GPUs differently
+
+
+@dataclass(frozen=True, slots=True)
 class Hello:
     """Who I am and what I can do; the first message of a link. A mismatch refuses the peer."""
 
@@ -81,6 +90,7 @@ class Hello:
     layout: KVLayout | None = None  # None: a gateway holds no KV
     planes: Annotated[tuple[str, ...], MaxLen(16)] = ()
     shm: SharedPool | None = None  # of a decode node that offers the plane shm
+    cuda: CudaPool | None = None  # of a decode node that offers the plane cuda-ipc
     verify_pages: bool = False  # of nodes: pages are sent, and wanted, with checksums
     listen: str | None = None  # where a prefill node waits for decode nodes
     capacity_tokens: int = 0  # what the pool holds: the longest prompt + answer

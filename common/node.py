@@ -17,7 +17,7 @@ from common.errors import ConfigError
 from common.host import this_process
 from common.kv.layout import KVLayout
 from common.lifeline import Lifeline
-from common.messages import Hello, PageLedger, Role, SharedPool, Stats, StatsRequest, Status
+from common.messages import CudaPool, Hello, PageLedger, Role, SharedPool, Stats, StatsRequest, Status
 from common.peering import Connector, PeerEvent, PeerMessage, PeerUp, new_epoch
 from common.sockets import Pollable, wait
 from common.stop_signals import StopSignals
@@ -25,7 +25,7 @@ from common.stop_signals import StopSignals
 log = logging.getLogger("baton.node")
 
 ALIVE_EVERY_S = 1.0
-PLANES = ("shm", "frames")  # the better first
+PLANES = {"cpu": ("shm", "frames"), "cuda": ("cuda-ipc", "frames")}  # by device, the better first
 
 
 class NodeLoop(Protocol):
@@ -141,23 +141,32 @@ def make_hello(
     capacity_tokens: int,
     prefill_budget_tokens: int,
     transfer: TransferConfig,
+    device_type: str = "cpu",
     shm: SharedPool | None = None,
+    cuda: CudaPool | None = None,
 ) -> tuple[Hello, int]:
     """Describe this node; returns its Hello and the epoch of its process.
 
     Raises:
-        ConfigError: there is no gateway to join.
+        ConfigError: there is no gateway to join, or the plane does not work on the device.
     """
     if not config.join:
         raise ConfigError(f"baton {role.value} needs --join ADDRESS, the address that `baton gateway` prints")
+    planes = PLANES[device_type]
+    if transfer.transfer not in ("auto", *planes):
+        raise ConfigError(
+            f"--transfer {transfer.transfer} does not work with --device {device_type}: "
+            f"use auto, {' or '.join(planes)}"
+        )
     hello = Hello(
         node_id=config.node_id or f"{role.value}-{os.getpid()}",
         role=role,
         host=this_process(),
         model=model,
         layout=layout,
-        planes=PLANES if transfer.transfer == "auto" else (transfer.transfer,),
+        planes=planes if transfer.transfer == "auto" else (transfer.transfer,),
         shm=shm,
+        cuda=cuda,
         verify_pages=transfer.verify_pages,
         capacity_tokens=capacity_tokens,
         prefill_budget_tokens=prefill_budget_tokens,

@@ -8,6 +8,8 @@ from __future__ import annotations
 import logging
 import time
 
+from common.device.streams import Stream
+from common.device.watch import EventWatch
 from common.engine.loader import Engine
 from common.engine.step_loop import StepLoop
 from prefill_node.scheduler import PrefillScheduler, PrefillStep
@@ -32,7 +34,8 @@ class Handoff:
         self._engine = engine
         self._scheduler = scheduler
         self._endpoint = endpoint
-        self.loop: StepLoop[PrefillStep[TransferKey]] = StepLoop(engine.runner, overlap=engine.overlap)
+        watch = EventWatch(engine.streams.device, "step results")
+        self.loop: StepLoop[PrefillStep[TransferKey]] = StepLoop(engine.runner, watch, overlap=engine.overlap)
 
     def take(self, outputs: list[SenderOutput], now: float) -> None:
         """What the endpoint reports."""
@@ -50,9 +53,10 @@ class Handoff:
 
     def step(self, now: float) -> bool:
         """Launch the next chunks and send them behind the forward; True when something was done."""
+        self.loop.wake()
         for request in self._scheduler.admit():
             self._engine.runner.grant(request)
-        step = self._scheduler.next_step(now)
+        step = self._scheduler.next_step(now) if self.loop.can_launch else None
         if step is not None:
             self.loop.launch(step)
             self._send(step)
@@ -66,9 +70,14 @@ class Handoff:
         return done
 
     def _send(self, step: PrefillStep[TransferKey]) -> None:
+        launched = self._engine.streams.record(Stream.FORWARD)
         for chunk in step.chunks:
             if chunk.is_first:
                 self._endpoint.start(chunk.job.key)
             self._endpoint.chunk(
-                chunk.job.key, chunk.plan.first_page, chunk.plan.page_ids, is_last=chunk.plan.is_last
+                chunk.job.key,
+                chunk.plan.first_page,
+                chunk.plan.page_ids,
+                is_last=chunk.plan.is_last,
+                after=launched,
             )

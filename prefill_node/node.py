@@ -10,7 +10,7 @@ from pathlib import Path
 import zmq
 
 from common.config import EngineConfig, ModelConfig, NodeConfig, TransferConfig
-from common.engine.loader import Engine, load_engine
+from common.engine.loader import Duties, Engine, load_engine
 from common.lifeline import Lifeline
 from common.messages import PageLedger, Role, Status
 from common.node import GatewayLink, make_hello, private_address, remove_socket_at_exit, run_loop
@@ -18,6 +18,7 @@ from common.sockets import Pollable
 from prefill_node.handoff import Handoff
 from prefill_node.scheduler import PrefillScheduler
 from transfer.sender_endpoint import SenderEndpoint, TransferKey
+from transfer.transfer_stream import TransferStream
 
 
 class PrefillNode:
@@ -43,8 +44,12 @@ class PrefillNode:
             capacity_tokens=engine.pool.num_pages * engine.layout.page_size,
             prefill_budget_tokens=engine.prefill_budget,
             transfer=transfer,
+            device_type=engine.pool.device.type,
         )
-        self._endpoint = SenderEndpoint(self._context, listen, engine.pool, transfer, hello, epoch)
+        stream = TransferStream(engine.streams)
+        self._endpoint = SenderEndpoint(
+            self._context, listen, engine.pool, transfer, hello, epoch, stream=stream
+        )
         self._scheduler: PrefillScheduler[TransferKey] = PrefillScheduler(
             layout=engine.layout,
             num_pages=engine.pool.num_pages,
@@ -78,7 +83,8 @@ class PrefillNode:
 
     def pollables(self) -> list[Pollable]:
         """What the node waits for."""
-        return [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
+        sockets = [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
+        return [*sockets, *self._handoff.loop.pollables()]
 
     def deadline(self) -> float | None:
         """When `turn` has something to do at the latest."""
@@ -87,6 +93,7 @@ class PrefillNode:
 
     def close(self) -> None:
         """Close all sockets."""
+        self._handoff.loop.close()
         self._gateway.close()
         self._endpoint.close()
         self._context.destroy(linger=0)
@@ -122,5 +129,5 @@ def run_prefill(
     """
     listen = node.listen or private_address(node.join, "prefill", lifeline)
     remove_socket_at_exit(listen, lifeline)
-    loaded = load_engine(Path(model.model), model, engine)
+    loaded = load_engine(Path(model.model), model, engine, Duties(decodes=False))
     run_loop(PrefillNode(loaded, transfer, node, listen, debug_checks=engine.debug_checks), lifeline)

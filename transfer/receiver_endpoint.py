@@ -15,6 +15,7 @@ import zmq
 
 from common.codec import Header, IntArray
 from common.config import TransferConfig
+from common.device.streams import DONE, Event, Stream, Streams
 from common.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from common.host import DeathWatch
 from common.kv.pool import KVPool
@@ -37,8 +38,10 @@ from common.request import SamplingParams
 from common.sockets import Pollable
 from transfer import receiver as rx
 from transfer.planes.base import PlaneReceiver
+from transfer.planes.cuda_ipc import CUDA_IPC
 from transfer.planes.frames import FramesReceiver
-from transfer.planes.shm import SHM, ShmReceiver
+from transfer.planes.one_sided import OneSidedReceiver
+from transfer.planes.shm import SHM
 
 log = logging.getLogger("baton.transfer")
 
@@ -113,7 +116,13 @@ class _Incoming:
 
 
 class ReceiverEndpoint:
-    """D's end. Pages given with `grant` belong to the transfer until it is done or released."""
+    """D's end. Pages given with `grant` belong to the transfer until it is done or released.
+
+    On a GPU what D itself copies into pages is on the forward stream, behind all that was launched before.
+
+    Args:
+        streams: of the node; None: its own.
+    """
 
     def __init__(
         self,
@@ -122,14 +131,18 @@ class ReceiverEndpoint:
         config: TransferConfig,
         local: Hello,
         epoch: int,
+        *,
+        streams: Streams | None = None,
     ) -> None:
         self._context = context
         self._pool = pool
+        self._streams = streams or Streams(pool.device)
         self._config = config
         self._local = local
         self._epoch = epoch
         self._nodes: dict[str, _PrefillNode] = {}
         self._transfers: dict[int, _Incoming] = {}
+        self._placed: Event = DONE  # the end of what D itself last copied into pages
         self._out_of_reach = DeathWatch(local.host)
         self._next_id = 1
         self._turn = 0
@@ -182,6 +195,10 @@ class ReceiverEndpoint:
         node = self._nodes[node_id]
         if node.peer is None or node.plane is None:
             raise LocalProtocolError(f"{node_id} is not up")
+        if node.plane.one_sided:
+            # Only a D with planes of both kinds may find anything to wait for, and at most a step: a copy for
+            # the last owner of a page, who gave it up, must not come behind what P writes there.
+            self._placed.synchronize()
         transfer_id, self._next_id = self._next_id, self._next_id + 1
         self._transfers[transfer_id] = _Incoming(
             rx.Receiver(transfer_id, len(page_ids), one_sided=node.plane.one_sided),
@@ -280,11 +297,13 @@ class ReceiverEndpoint:
         node.peer = peer
         node.reconciler = Reconciler()
         verify = self._config.verify_pages
-        if peer.plane == SHM:
-            node.plane = ShmReceiver(self._pool, verify_pages=verify)
+        if peer.plane in (SHM, CUDA_IPC):
+            node.plane = OneSidedReceiver(self._pool, verify_pages=verify)
         else:
             window = self._config.transfer_window * MEBIBYTE
-            node.plane = FramesReceiver(self._pool, peer.send, window_bytes=window, verify_pages=verify)
+            node.plane = FramesReceiver(
+                self._pool, peer.send, self._streams, window_bytes=window, verify_pages=verify
+            )
         self._out_of_reach.forget(peer.epoch)
         for transfer in self._transfers.values():
             if transfer.node is None and transfer.epoch == peer.epoch:
@@ -383,6 +402,8 @@ class ReceiverEndpoint:
         try:
             pages = transfer.page_ids[chunk.first_page : chunk.first_page + chunk.num_pages]
             transfer.node.plane.take(chunk, pages)
+            if not transfer.node.plane.one_sided:
+                self._placed = self._streams.record(Stream.FORWARD)
             self._counters["pages_received"] += chunk.num_pages
         except RemoteProtocolError as error:
             self._counters["chunks_broken"] += 1

@@ -16,17 +16,17 @@ import zmq
 
 from common.codec import IntArray
 from common.config import TransferConfig
+from common.device.streams import DONE, Event, Streams
 from common.kv.pool import KVPool
-from common.link import first_common_plane
-from common.messages import Abort, Choice, Credit, Hello, HostIdentity, Prefill, Quiesced, Rejected, Status
+from common.messages import Abort, Choice, Credit, Hello, Prefill, Quiesced, Rejected, Status
 from common.peering import Acceptor, Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
 from common.sockets import Pollable
 from transfer import sender as tx
 from transfer.planes.base import PlaneSender
-from transfer.planes.frames import FRAMES, FramesSender
-from transfer.planes.shm import SHM, ShmSender, ShmUnavailable, open_pool
+from transfer.sender_planes import SenderPlanes, pool_openers
 from transfer.states import SenderState
+from transfer.transfer_stream import TransferStream
 
 log = logging.getLogger("baton.transfer")
 
@@ -37,7 +37,6 @@ COUNTERS = (
     "transfers_aborted",
     "aborts_before_request",
     "pages_sent",
-    "planes_fallen_back",
     "messages_duplicate",
     "messages_misplaced",
 )
@@ -83,12 +82,27 @@ class _DecodeNode:
     peer: Peer
     plane: PlaneSender
     reconciler: Reconciler = field(default_factory=Reconciler)
-    transfers: dict[int, tx.Sender] = field(default_factory=dict)
-    target_ids: dict[int, IntArray] = field(default_factory=dict)  # D's pages of each transfer
+
+
+@dataclass(frozen=True, slots=True)
+class _Outgoing:
+    """A transfer: its machine, D's pages, and the plane that moves it, which may outlive its link."""
+
+    machine: tx.Sender
+    target_ids: IntArray
+    plane: PlaneSender
 
 
 class SenderEndpoint:
-    """P's end. A key that ended may still be named by the owner; nothing happens then."""
+    """P's end. A key that ended may still be named by the owner; nothing happens then.
+
+    A link that goes down ends its transfers, each when nothing of it is under way any more. Until then an
+    `Abort` of one, over the next link of the same process, is not answered.
+
+    Args:
+        stream: where pages are copied; None: a stream of its own.
+        planes: which planes there are; None: all.
+    """
 
     def __init__(
         self,
@@ -98,13 +112,16 @@ class SenderEndpoint:
         config: TransferConfig,
         local: Hello,
         epoch: int,
+        *,
+        stream: TransferStream | None = None,
+        planes: SenderPlanes | None = None,
     ) -> None:
-        self._pool = pool
-        self._config = config
-        self._mapped: dict[HostIdentity, KVPool] = {}  # pools of decode nodes that greeted in this turn
+        self._stream = stream or TransferStream(Streams(pool.device))
+        self._planes = planes or SenderPlanes(pool, config, self._stream, pool_openers(pool.device))
         self._early_aborts: OrderedDict[TransferKey, None] = OrderedDict()
-        self._acceptor = Acceptor(context, address, local, epoch, self._status, self._choose_plane)
+        self._acceptor = Acceptor(context, address, local, epoch, self._status, self._planes.choose)
         self._nodes: dict[int, _DecodeNode] = {}  # by epoch
+        self._transfers: dict[TransferKey, _Outgoing] = {}
         self._outputs: list[SenderOutput] = []
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
 
@@ -119,9 +136,17 @@ class SenderEndpoint:
         """Pages were found and the first chunk is planned."""
         self._feed(key, tx.Start())
 
-    def chunk(self, key: TransferKey, first_page: int, page_ids: Sequence[int], *, is_last: bool) -> None:
-        """The forward that fills these pages was launched; send them behind it."""
-        self._feed(key, tx.ChunkComputed(first_page, tuple(page_ids), is_last))
+    def chunk(
+        self,
+        key: TransferKey,
+        first_page: int,
+        page_ids: Sequence[int],
+        *,
+        is_last: bool,
+        after: Event = DONE,
+    ) -> None:
+        """The forward that fills these pages was launched; send them behind `after`, an event behind it."""
+        self._feed(key, tx.ChunkComputed(first_page, tuple(page_ids), is_last), after)
         node = self._nodes.get(key.epoch)
         if node is not None:
             self._move(node)
@@ -139,7 +164,7 @@ class SenderEndpoint:
 
     def pollables(self) -> list[Pollable]:
         """What to wait for."""
-        return self._acceptor.pollables()
+        return [*self._acceptor.pollables(), *self._stream.pollables()]
 
     def deadline(self) -> float | None:
         """When `poll` has something to do at the latest."""
@@ -147,6 +172,7 @@ class SenderEndpoint:
 
     def poll(self, now: float) -> list[SenderOutput]:
         """Read all messages, send what can go, report what happened."""
+        self._stream.clear()
         for event in self._acceptor.poll(now):
             match event:
                 case PeerUp(peer):
@@ -156,15 +182,16 @@ class SenderEndpoint:
                 case PeerMessage(peer, message):
                     if (node := self._nodes.get(peer.epoch)) is not None and node.peer is peer:
                         self._message(node, message)
-        self._mapped.clear()
+        self._planes.forget()
+        for key in list(self._transfers):
+            self._settle(key)
         for node in self._nodes.values():
-            self._settle(node)
             self._move(node)
         return self.take_outputs()
 
     @property
     def has_more(self) -> bool:
-        """Pages can move at once: `poll` should come soon."""
+        """Pages can start to move at once: `poll` should come soon."""
         return any(node.plane.has_more for node in self._nodes.values())
 
     def take_outputs(self) -> list[SenderOutput]:
@@ -176,56 +203,35 @@ class SenderEndpoint:
         """Counts since start, by name."""
         total = Counter(self._counters)
         total.update(self._acceptor.counters)
-        return dict(total)
+        return {**total, "planes_fallen_back": self._planes.num_fallen_back}
 
     def close(self) -> None:
-        """Close all links."""
+        """Close all links, and wait for the copies that are under way."""
         for node in self._nodes.values():
             node.plane.close()
         self._acceptor.close()
+        self._stream.close()
 
     # ----------------------------------------------------------------------------------------------------
 
     def _up(self, peer: Peer) -> None:
         log.info("linked to %s, plane %s", peer.node_id, peer.plane)
-        verify = self._config.verify_pages
-        plane: PlaneSender
-        if peer.plane == SHM:
-            target = self._mapped[peer.hello.host]
-            plane = ShmSender(self._pool, target, peer.send, verify_pages=verify)
-        else:
-            plane = FramesSender(self._pool, peer.send, verify_pages=verify)
-        self._nodes[peer.epoch] = _DecodeNode(peer, plane)
-
-    def _choose_plane(self, ours: Hello, theirs: Hello) -> str:
-        """Take shm where D's pool can be mapped; what falls back says so."""
-        plane = first_common_plane(ours, theirs)
-        if plane != SHM:
-            return plane
-        try:
-            self._mapped[theirs.host] = open_pool(ours, theirs)
-        except ShmUnavailable as error:
-            log.warning("%s: no shared memory with %s: %s", ours.node_id, theirs.node_id, error)
-            if FRAMES not in ours.planes or FRAMES not in theirs.planes:
-                return ""
-            self._counters["planes_fallen_back"] += 1
-            return FRAMES
-        return SHM
+        self._nodes[peer.epoch] = _DecodeNode(peer, self._planes.make(peer))
 
     def _down(self, peer: Peer) -> None:
         node = self._nodes.get(peer.epoch)
         if node is None or node.peer is not peer:
             return
-        for transfer_id in list(node.transfers):
-            self._feed(TransferKey(peer.epoch, transfer_id), tx.Lost())
-        node.plane.close()
         del self._nodes[peer.epoch]
+        for key in [key for key, transfer in self._transfers.items() if transfer.plane is node.plane]:
+            self._feed(key, tx.Lost())
+        node.plane.close()
 
     def _status(self, peer: Peer) -> Status:
         node = self._nodes.get(peer.epoch)
         return Status(
             last_seq_seen=0,
-            open_ids=() if node is None else tuple(node.transfers),
+            open_ids=tuple(key.transfer_id for key in self._transfers if key.epoch == peer.epoch),
             total_bytes=0 if node is None else node.plane.total_bytes(),
         )
 
@@ -252,7 +258,7 @@ class SenderEndpoint:
             del self._early_aborts[key]
             self._counters["aborts_before_request"] += 1
             return
-        if transfer_id in node.transfers:
+        if key in self._transfers:
             self._counters["messages_duplicate"] += 1
             return
         if not node.plane.can_reach(prefill.page_ids):
@@ -260,15 +266,15 @@ class SenderEndpoint:
             reason = f"pages were granted that are not in the pool of {node.peer.node_id}"
             node.peer.send(Rejected(transfer_id, 500, reason))
             return
-        node.transfers[transfer_id] = tx.Sender(transfer_id, len(prefill.page_ids))
-        node.target_ids[transfer_id] = prefill.page_ids
+        machine = tx.Sender(transfer_id, len(prefill.page_ids))
+        self._transfers[key] = _Outgoing(machine, prefill.page_ids, node.plane)
         node.reconciler.opened(transfer_id)
         self._counters["transfers_started"] += 1
         self._outputs.append(TransferArrived(key, prefill))
 
     def _aborted(self, node: _DecodeNode, transfer_id: int) -> None:
         key = TransferKey(node.peer.epoch, transfer_id)
-        if transfer_id in node.transfers:
+        if key in self._transfers:
             self._counters["transfers_aborted"] += 1
             self._feed(key, Abort(transfer_id))
             return
@@ -284,29 +290,30 @@ class SenderEndpoint:
             self._counters["pages_sent"] += posted.num_pages
             self._feed(TransferKey(node.peer.epoch, posted.transfer_id), tx.Posted(posted.num_pages))
 
-    def _settle(self, node: _DecodeNode) -> None:
-        """Tell the machines that were given up when the plane reads nothing of theirs any more."""
-        for transfer_id, machine in list(node.transfers.items()):
-            if machine.state is SenderState.QUIESCING and node.plane.quiesce(transfer_id):
-                self._feed(TransferKey(node.peer.epoch, transfer_id), tx.Quiet())
+    def _settle(self, key: TransferKey) -> None:
+        """Tell a machine that was given up when its plane touches nothing of it any more."""
+        transfer = self._transfers[key]
+        if transfer.machine.state is SenderState.QUIESCING and transfer.plane.quiesce(key.transfer_id):
+            self._feed(key, tx.Quiet())
 
-    def _feed(self, key: TransferKey, input_: tx.Input) -> None:
-        node = self._nodes.get(key.epoch)
-        machine = None if node is None else node.transfers.get(key.transfer_id)
-        if node is None or machine is None:
+    def _feed(self, key: TransferKey, input_: tx.Input, after: Event = DONE) -> None:
+        transfer = self._transfers.get(key)
+        if transfer is None:
             return
-        for output in machine.handle(input_):
+        node = self._nodes.get(key.epoch)  # None: its link is down
+        for output in transfer.machine.handle(input_):
             match output:
                 case tx.Send(message):
-                    node.peer.send(message)
+                    if node is not None:
+                        node.peer.send(message)
                 case tx.Post(first_page, page_ids):
-                    targets = node.target_ids[key.transfer_id][first_page : first_page + len(page_ids)]
-                    node.plane.post(key.transfer_id, first_page, page_ids, targets)
+                    targets = transfer.target_ids[first_page : first_page + len(page_ids)]
+                    transfer.plane.post(key.transfer_id, first_page, page_ids, targets, after)
                 case tx.Stop():
                     self._outputs.append(TransferStopped(key))
-                    self._settle(node)
+                    self._settle(key)
                 case tx.Ended():
-                    node.transfers.pop(key.transfer_id, None)
-                    node.target_ids.pop(key.transfer_id, None)
-                    node.reconciler.closed(key.transfer_id)
+                    del self._transfers[key]
+                    if node is not None:
+                        node.reconciler.closed(key.transfer_id)
                     self._outputs.append(TransferEnded(key))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +11,9 @@ import torch
 import zmq
 
 from common.config import TransferConfig
+from common.device.streams import Streams
 from common.kv.layout import KVLayout
+from common.kv.pages import Pages
 from common.kv.pool import KVPool
 from common.messages import Choice, Hello, PeerInfo, Role, SharedPool, Status, int32s
 from common.peering import Acceptor, Connector, Peer, PeerMessage, PeerUp
@@ -20,6 +22,7 @@ from common.sockets import Pollable
 from tests.wire.hellos import LAYOUT, hello, here
 from tests.wire.loop import until
 from tests.wire.tap import Tap
+from transfer.planes.cuda_ipc import CUDA_IPC, cuda_pool
 from transfer.planes.frames import FRAMES
 from transfer.planes.shm import SHM
 from transfer.receiver_endpoint import (
@@ -35,7 +38,10 @@ from transfer.sender_endpoint import (
     TransferEnded,
     TransferKey,
 )
+from transfer.sender_planes import OpenPages, SenderPlanes
+from transfer.transfer_stream import TransferStream
 
+CPU = torch.device("cpu")
 Context = zmq.Context[zmq.Socket[bytes]]
 D_EPOCH, P_EPOCH = 101, 202
 P_NAME = "prefill-0"
@@ -43,36 +49,59 @@ SAMPLING = SamplingParams(max_tokens=1)
 VERIFY = TransferConfig(verify_pages=True)
 
 
-def filled_pool(layout: KVLayout, num_pages: int, seed: int, *, shared: bool = False) -> KVPool:
-    """A pool with other values in every page."""
-    pool = KVPool(layout, num_pages, torch.device("cpu"), shared=shared)
-    pool.data[:, 1:].normal_(generator=torch.Generator().manual_seed(seed))
+def filled_pool(
+    layout: KVLayout, num_pages: int, seed: int, *, shared: bool = False, device: torch.device = CPU
+) -> KVPool:
+    """A pool with other values in every page, the same for a seed on every device."""
+    pool = KVPool(layout, num_pages, device, shared=shared)
+    values = torch.empty(pool.data[:, 1:].shape)
+    pool.data[:, 1:] = values.normal_(generator=torch.Generator().manual_seed(seed))
+    finish_copies(device)
     return pool
 
 
+def finish_copies(device: torch.device) -> None:
+    """Wait for all that a device was given: planes copy on streams of their own."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def greeting_of(role: Role, pool: KVPool, config: TransferConfig) -> Hello:
-    """A node's greeting, true to its pool and settings; with the plane shm it says where it really is."""
+    """A node's greeting, true to its pool and settings; on a plane of one host it says where it really is."""
     greeting = replace(hello(role, layout=pool.layout), verify_pages=config.verify_pages)
-    if config.transfer != SHM:
+    if config.transfer not in (SHM, CUDA_IPC):
         return greeting
     shm = None if pool.fd is None else SharedPool(pool.fd, pool.num_pages)
-    return replace(here(greeting), planes=(SHM,), shm=shm)
+    return replace(here(greeting), planes=(config.transfer,), shm=shm, cuda=cuda_pool(pool))
 
 
 def prefill_endpoint(
-    context: Context, address: str, pool: KVPool, config: TransferConfig = VERIFY, local: Hello | None = None
+    context: Context,
+    address: str,
+    pool: KVPool,
+    config: TransferConfig = VERIFY,
+    local: Hello | None = None,
+    stream: TransferStream | None = None,
+    openers: Mapping[str, OpenPages] | None = None,
 ) -> SenderEndpoint:
     """P's end."""
     greeting = local or greeting_of(Role.PREFILL, pool, config)
-    return SenderEndpoint(context, address, pool, config, greeting, P_EPOCH)
+    stream = stream or TransferStream(Streams(pool.device))
+    planes = None if openers is None else SenderPlanes(pool, config, stream, openers)
+    return SenderEndpoint(context, address, pool, config, greeting, P_EPOCH, stream=stream, planes=planes)
 
 
 def decode_endpoint(
-    context: Context, address: str, pool: KVPool, config: TransferConfig = VERIFY, local: Hello | None = None
+    context: Context,
+    address: str,
+    pool: KVPool,
+    config: TransferConfig = VERIFY,
+    local: Hello | None = None,
+    streams: Streams | None = None,
 ) -> ReceiverEndpoint:
     """D's end, told of one P."""
     greeting = local or greeting_of(Role.DECODE, pool, config)
-    d = ReceiverEndpoint(context, pool, config, greeting, D_EPOCH)
+    d = ReceiverEndpoint(context, pool, config, greeting, D_EPOCH, streams=streams)
     d.set_prefill_nodes([PeerInfo(P_NAME, address, P_EPOCH)], now=0.0)
     return d
 
@@ -91,20 +120,26 @@ class World:
         plane: str = FRAMES,
         tapped: bool = False,
         greet: Callable[[Hello], Hello] = lambda greeting: greeting,
+        stream: TransferStream | None = None,
+        p_device: torch.device = CPU,
+        d_device: torch.device = CPU,
     ) -> None:
         self.now = 0.0
         self.plane = plane
         self.config = replace(config, transfer=plane)
-        self.p_pool = filled_pool(layout, num_pages, seed=1)
-        self.d_pool = filled_pool(layout, num_pages, seed=2, shared=plane == SHM)
+        self.p_pool = filled_pool(layout, num_pages, seed=1, device=p_device)
+        self.d_pool = filled_pool(layout, num_pages, seed=2, shared=plane == SHM, device=d_device)
         p_hello, d_hello = (
             greet(greeting_of(role, pool, self.config))
             for role, pool in ((Role.PREFILL, self.p_pool), (Role.DECODE, self.d_pool))
         )
-        self.p = prefill_endpoint(context, address, self.p_pool, self.config, p_hello)
+        # A process cannot map its own GPU memory, and need not.
+        here_already = {CUDA_IPC: lambda ours, theirs: self.d_pages()} if d_device.type == "cuda" else None
+        self.p = prefill_endpoint(context, address, self.p_pool, self.config, p_hello, stream, here_already)
         self.taps = [Tap(context, address + "-tap", self.p.address)] if tapped else []
         self.front = address + "-tap" if tapped else self.p.address
-        self.d = decode_endpoint(context, self.front, self.d_pool, self.config, d_hello)
+        self.d_streams = Streams(d_device)
+        self.d = decode_endpoint(context, self.front, self.d_pool, self.config, d_hello, self.d_streams)
         self.at_p: list[SenderOutput] = []
         self.at_d: list[ReceiverOutput] = []
         self.until(lambda: self.d.ready_nodes() == [P_NAME])
@@ -118,6 +153,19 @@ class World:
         if self.d_pool.fd is not None:
             os.close(self.d_pool.fd)
 
+    def d_pages(self) -> Pages:
+        """D's pages, as kernels of P's GPU see them."""
+        from common.kv.device_pages import DevicePages
+
+        memory, pool = self.d_pool.device_memory, self.d_pool
+        assert memory is not None
+        return DevicePages(pool.layout, pool.num_pages, self.p_pool.device, memory.address, memory)
+
+    def finish_copies(self) -> None:
+        """Wait for what both devices were given."""
+        finish_copies(self.p_pool.device)
+        finish_copies(self.d_pool.device)
+
     @property
     def tap(self) -> Tap:
         """What is between them."""
@@ -128,9 +176,10 @@ class World:
         self.d.set_prefill_nodes([PeerInfo(P_NAME, self.front, epoch)], self.now)
         self.until(lambda: self.d.ready_nodes() == [P_NAME], step_s=0.1)
 
-    def poll_p(self) -> None:
-        """P reads and sends."""
+    def poll_p(self) -> bool:
+        """P reads and sends; False, for one expression with what follows."""
         self.at_p += self.p.poll(self.now)
+        return False
 
     def poll_d(self) -> list[ReceiverOutput]:
         """D reads and sends; returns all that it ever reported."""
@@ -201,7 +250,8 @@ class World:
 
     def same_pages(self, p_pages: Sequence[int], d_pages: Sequence[int]) -> bool:
         """The pages of D hold what those of P hold."""
-        return torch.equal(self.p_pool.gather(p_pages), self.d_pool.gather(d_pages))
+        self.finish_copies()
+        return torch.equal(self.p_pool.gather(p_pages).cpu(), self.d_pool.gather(d_pages).cpu())
 
 
 class RawPrefill:

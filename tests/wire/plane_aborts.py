@@ -7,6 +7,7 @@ to somebody else as soon as they are released, and looks at them again when both
 from __future__ import annotations
 
 from tests.wire.endpoint_world import P_NAME, World
+from tests.wire.loop import until
 from tests.wire.plane_conformance import Check, OpenWorld, PlaneUnderTest
 from transfer.receiver_endpoint import TransferGaveOut
 from transfer.sender_endpoint import TransferArrived, TransferEnded, TransferKey, TransferStopped
@@ -24,10 +25,11 @@ def settled(world: World) -> bool:
 def give_to_others(world: World, transfer_id: int, d_pages: list[int]) -> None:
     """The pages are released, and stay as their next owner writes them."""
     world.until(lambda: world.is_released(transfer_id), step_s=0.1)
-    world.d_pool.data[:, d_pages] = OTHERS
+    with world.d_streams.forward():  # where all of D's own work on its pages is
+        world.d_pool.data[:, d_pages] = OTHERS
     world.until(lambda: settled(world) and world.d.ready_nodes() == [P_NAME], step_s=0.1)
     world.hand_over([30], SPARE)
-    assert world.same_pages([30], SPARE)
+    assert world.same_pages([30], SPARE)  # and all copies are finished
     assert bool((world.d_pool.data[:, d_pages] == OTHERS).all())
 
 
@@ -100,8 +102,7 @@ def abort_while_commit_is_under_way(plane: PlaneUnderTest, open_world: OpenWorld
     world.p.start(key)
     world.p.chunk(key, 0, [11], is_last=True)
     world.sample(key)
-    world.poll_p()
-    assert world.is_over(key)
+    until(lambda: world.poll_p() or world.is_over(key), world.p.pollables)
     world.d.abort(key.transfer_id, world.now)
     give_to_others(world, key.transfer_id, [1])
 

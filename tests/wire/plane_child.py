@@ -1,9 +1,9 @@
 """One end of hand-overs in a process of its own, to be stopped and killed.
 
-`python -m tests.wire.plane_child prefill ADDRESS PLANE`: a P. It sends as many pages of a prompt as the
-prompt's first token says, its pages 1, 2, ...; the rest when a line comes on standard input.
+`python -m tests.wire.plane_child prefill ADDRESS PLANE DEVICE`: a P. It sends as many pages of a prompt as
+the prompt's first token says, its pages 1, 2, ...; the rest when a line comes on standard input.
 
-`python -m tests.wire.plane_child decode ADDRESS PLANE`: a D that wants two pages.
+`python -m tests.wire.plane_child decode ADDRESS PLANE DEVICE`: a D that wants two pages.
 
 Both end when their standard input does.
 """
@@ -17,11 +17,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
+import torch
 import zmq
 
 from common.messages import Choice, Prefill, Role, int32s
 from common.sockets import Pollable, wait
 from tests.wire.endpoint_world import (
+    CPU,
     P_NAME,
     SAMPLING,
     VERIFY,
@@ -53,17 +55,21 @@ def compute(p: SenderEndpoint, key: TransferKey, prefill: Prefill) -> None:
     """Send the first pages; read no message, as in a long forward, until the others are to be sent."""
     first, num_pages = prefill.prompt_ids[0], len(prefill.page_ids)
     p.start(key)
+    sent = p.counters()["pages_sent"]
     p.chunk(key, 0, range(1, first + 1), is_last=False)
+    while p.counters()["pages_sent"] < sent + first:  # on a GPU they take a while
+        p.poll(time.monotonic())
     sys.stdin.buffer.readline()
     p.chunk(key, first, range(first + 1, num_pages + 1), is_last=True)
     p.first_token(key, Choice(42, None), queue_ms=0.0, prefill_ms=0.0)
 
 
-def main(role: str, address: str, plane: str) -> None:
+def main(role: str, address: str, plane: str, device: str) -> None:
     """Run until standard input is closed."""
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     config = replace(VERIFY, transfer=plane)
-    pool = filled_pool(LAYOUT, 32, seed=1, shared=role == "decode" and plane == SHM)
+    shared = role == "decode" and plane == SHM
+    pool = filled_pool(LAYOUT, 32, seed=1, shared=shared, device=torch.device(device))
     local = here(greeting_of(Role(role), pool, config))
     if role == "prefill":
         run_prefill(prefill_endpoint(context, address, pool, config, local))
@@ -78,9 +84,11 @@ def main(role: str, address: str, plane: str) -> None:
 
 
 @contextmanager
-def plane_child(role: str, address: str, plane: str) -> Iterator[subprocess.Popen[bytes]]:
+def plane_child(
+    role: str, address: str, plane: str, device: torch.device = CPU
+) -> Iterator[subprocess.Popen[bytes]]:
     """A running child; killed and reaped at the end."""
-    command = [sys.executable, "-m", "tests.wire.plane_child", role, address, plane]
+    command = [sys.executable, "-m", "tests.wire.plane_child", role, address, plane, str(device)]
     with subprocess.Popen(command, stdin=subprocess.PIPE) as child:
         try:
             yield child

@@ -34,10 +34,11 @@ class OpenWorld(Protocol):
 
 @dataclass(frozen=True)
 class PlaneUnderTest:
-    """A plane, and who writes D's pages."""
+    """A plane, who writes D's pages, and whether P's copies end when they are launched (as on a CPU)."""
 
     name: str
     one_sided: bool
+    lagging: bool = False
 
 
 Check = Callable[[PlaneUnderTest, OpenWorld], None]
@@ -225,9 +226,10 @@ def spoil(world: World, chunk: Chunk, d_pages: Sequence[int], change: Callable[[
         data = np.frombuffer(b"".join(chunk.frames), np.uint8).reshape(shape).copy()
         change(data)
         return replace(chunk, frames=(data.tobytes(),))
-    data = world.d_pool.gather(d_pages).numpy().reshape(shape)
+    data = world.d_pool.gather(d_pages).cpu().numpy().reshape(shape)
     change(data)
-    world.d_pool.scatter(d_pages, torch.from_numpy(data).view(-1))
+    world.d_pool.scatter(d_pages, torch.from_numpy(data).view(-1).to(world.d_pool.device))
+    world.finish_copies()
     return chunk
 
 

@@ -88,7 +88,7 @@ def _conforms_scalar(shape: Shape, value: Any) -> bool:
         return False
     if isinstance(value, Enum | bool):
         return True
-    if isinstance(value, str):
+    if isinstance(value, str | bytes):
         return len(value) <= (shape.max_len or 4096)
     bounds = shape.bounds or (DEFAULT_RANGE if shape.kind is int else Range(-math.inf, math.inf))
     return math.isfinite(value) and bounds.low <= value <= bounds.high

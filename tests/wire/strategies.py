@@ -33,7 +33,7 @@ def values_of(hint: Any) -> SearchStrategy[Any]:
         return st.dictionaries(st.text(max_size=8), values_of(get_args(kind)[1]), max_size=4)
     if issubclass(kind, Enum):
         return st.sampled_from(kind)
-    if kind in (bool, int, float, str):
+    if kind in (bool, int, float, str, bytes):
         return scalars(shape)
     return messages_of(kind)
 
@@ -48,7 +48,7 @@ def scalars(shape: Shape) -> SearchStrategy[Any]:
     if shape.kind is float:
         low, high = (None, None) if shape.bounds is None else (shape.bounds.low, shape.bounds.high)
         return st.floats(low, high, allow_nan=False, allow_infinity=False)
-    return st.text(max_size=20)
+    return st.binary(max_size=shape.max_len) if shape.kind is bytes else st.text(max_size=20)
 
 
 def arrays(typecode: str) -> SearchStrategy[Any]:

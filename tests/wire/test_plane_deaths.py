@@ -17,14 +17,17 @@ from pathlib import Path
 import pytest
 import torch
 
-from common.messages import Choice, Role, int32s
+from common.messages import Choice, PeerInfo, Role, int32s
 from tests.wire.endpoint_world import (
+    CPU,
+    P_EPOCH,
     P_NAME,
     SAMPLING,
     VERIFY,
     Context,
     decode_endpoint,
     filled_pool,
+    finish_copies,
     greeting_of,
     prefill_endpoint,
 )
@@ -41,6 +44,7 @@ from transfer.sender_endpoint import (
     TransferKey,
     TransferStopped,
 )
+from transfer.transfer_stream import TransferStream
 
 OTHERS = 7.0
 P_POOL = filled_pool(LAYOUT, 32, seed=1)  # what P computes, wherever it is
@@ -49,11 +53,12 @@ P_POOL = filled_pool(LAYOUT, 32, seed=1)  # what P computes, wherever it is
 class LoneDecode:
     """D in this process. The clock stands still: what happens is known, not guessed."""
 
-    def __init__(self, context: Context, address: str, plane: str) -> None:
-        self.pool = filled_pool(LAYOUT, 32, seed=2, shared=plane == SHM)
+    def __init__(self, context: Context, address: str, plane: str, device: torch.device = CPU) -> None:
+        self.pool = filled_pool(LAYOUT, 32, seed=2, shared=plane == SHM, device=device)
         config = replace(VERIFY, transfer=plane)
         local = here(greeting_of(Role.DECODE, self.pool, config))
         self.d = decode_endpoint(context, address, self.pool, config, local)
+        self.address = address
         self.now = 0.0
         self.seen: list[ReceiverOutput] = []
 
@@ -62,6 +67,11 @@ class LoneDecode:
         self.d.close()
         if self.pool.fd is not None:
             os.close(self.pool.fd)
+
+    def relist(self) -> None:
+        """The gateway drops P, and lists it again: D connects anew."""
+        self.d.set_prefill_nodes([], self.now)
+        self.d.set_prefill_nodes([PeerInfo(P_NAME, self.address, P_EPOCH)], self.now)
 
     def poll(self) -> list[ReceiverOutput]:
         """D works; returns all that it ever reported."""
@@ -87,7 +97,8 @@ class LoneDecode:
 
     def holds(self, pages: list[int], p_pages: list[int]) -> bool:
         """D's pages are what P computed in those."""
-        return torch.equal(self.pool.gather(pages), P_POOL.gather(p_pages))
+        finish_copies(self.pool.device)
+        return torch.equal(self.pool.gather(pages).cpu(), P_POOL.gather(p_pages))
 
 
 def stop(child: subprocess.Popen[bytes]) -> None:
@@ -150,11 +161,18 @@ def mapped_pools() -> int:
 class LonePrefill:
     """P in this process, D's in children. The clock stands still here, too."""
 
-    def __init__(self, context: Context, address: str, plane: str) -> None:
+    def __init__(
+        self,
+        context: Context,
+        address: str,
+        plane: str,
+        stream: TransferStream | None = None,
+        device: torch.device = CPU,
+    ) -> None:
         config = replace(VERIFY, transfer=plane)
-        pool = filled_pool(LAYOUT, 32, seed=1)
+        pool = filled_pool(LAYOUT, 32, seed=1, device=device)
         local = here(greeting_of(Role.PREFILL, pool, config))
-        self.p = prefill_endpoint(context, address, pool, config, local)
+        self.p = prefill_endpoint(context, address, pool, config, local, stream)
         self.seen: list[SenderOutput] = []
 
     def close(self) -> None:

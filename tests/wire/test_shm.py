@@ -32,7 +32,7 @@ from tests.wire.endpoint_world import (
 )
 from tests.wire.hellos import LAYOUT, PREFILL, here
 from tests.wire.loop import until
-from transfer.planes.shm import SHM, ShmUnavailable, open_pool
+from transfer.planes.shm import SHM, PlaneUnavailable, open_pool
 from transfer.receiver_endpoint import ReceiverEndpoint
 from transfer.sender_endpoint import SenderEndpoint
 
@@ -72,10 +72,10 @@ def test_the_pool_of_the_other_is_the_same_memory(pool: KVPool) -> None:
 
 def test_a_descriptor_of_another_process_is_not_taken(pool: KVPool, other_process: HostIdentity) -> None:
     offer = greeting_of(Role.DECODE, pool, ON_SHM)
-    with pytest.raises(ShmUnavailable, match="cannot be opened"):
+    with pytest.raises(PlaneUnavailable, match="cannot be opened"):
         open_pool(US, replace(offer, host=other_process))
     reused = replace(offer.host, start_time=offer.host.start_time - 1)  # the pid was passed on
-    with pytest.raises(ShmUnavailable, match="its process is gone"):
+    with pytest.raises(PlaneUnavailable, match="its process is gone"):
         open_pool(US, replace(offer, host=reused))
 
 
@@ -83,7 +83,7 @@ def test_a_descriptor_of_another_process_is_not_taken(pool: KVPool, other_proces
 def test_a_pid_of_another_host_means_nothing_here(pool: KVPool, part: str) -> None:
     offer = greeting_of(Role.DECODE, pool, ON_SHM)
     host = replace(offer.host, boot_id="b") if part == "boot_id" else replace(offer.host, pid_namespace=1)
-    with pytest.raises(ShmUnavailable, match="another host"):
+    with pytest.raises(PlaneUnavailable, match="another host"):
         open_pool(US, replace(offer, host=host))
 
 
@@ -91,7 +91,7 @@ def test_a_pid_of_another_host_means_nothing_here(pool: KVPool, part: str) -> No
 def test_a_pool_of_another_size_is_refused(pool: KVPool, num_pages: int) -> None:
     assert pool.fd is not None
     offer = replace(greeting_of(Role.DECODE, pool, ON_SHM), shm=SharedPool(pool.fd, num_pages))
-    with pytest.raises(ShmUnavailable, match="bytes, not"):
+    with pytest.raises(PlaneUnavailable, match="bytes, not"):
         open_pool(US, offer)
 
 
@@ -104,14 +104,14 @@ def test_what_is_no_sealed_memory_is_refused(tmp_path: Path) -> None:
     on_disk = os.open(file, os.O_RDWR)
     offer = replace(here(replace(PREFILL, role=Role.DECODE)), shm=SharedPool(unsealed, NUM_PAGES))
     try:
-        with pytest.raises(ShmUnavailable, match="not sealed"):
+        with pytest.raises(PlaneUnavailable, match="not sealed"):
             open_pool(US, offer)
-        with pytest.raises(ShmUnavailable):
+        with pytest.raises(PlaneUnavailable):
             open_pool(US, replace(offer, shm=SharedPool(on_disk, NUM_PAGES)))
     finally:
         os.close(unsealed)
         os.close(on_disk)
-    with pytest.raises(ShmUnavailable, match="offers no shared pool"):
+    with pytest.raises(PlaneUnavailable, match="offers no shared pool"):
         open_pool(US, replace(offer, shm=None))
 
 
@@ -121,7 +121,7 @@ def test_looking_at_a_pool_leaves_no_descriptor_behind(pool: KVPool, other_proce
     for host in (offer.host, other_process, replace(offer.host, start_time=1)):
         for num_pages in (NUM_PAGES, NUM_PAGES + 1):
             assert offer.shm is not None
-            with suppress(ShmUnavailable):
+            with suppress(PlaneUnavailable):
                 open_pool(US, replace(offer, host=host, shm=SharedPool(offer.shm.fd, num_pages)))
     assert len(os.listdir("/proc/self/fd")) == before
 
@@ -140,7 +140,7 @@ def test_frames_are_taken_where_it_cannot_be_mapped_and_it_is_said(
 ) -> None:
     with closing(World(context, address, plane=SHM, greet=offers_both)) as world:
         assert world.p.counters()["planes_fallen_back"] == 1
-        assert "prefill-0: no shared memory with decode-0: its memory cannot be opened" in caplog.text
+        assert "prefill-0: no plane shm with decode-0: its memory cannot be opened" in caplog.text
         world.hand_over([7], [3])
         assert world.same_pages([7], [3])
 

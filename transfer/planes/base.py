@@ -1,7 +1,8 @@
 """What every data plane does, on both ends. A plane moves pages; it decides nothing about transfers.
 
 P's end is given pages in order (`post`), says which have left (`poll`), and can be told to drop what has
-not (`quiesce`). D's end takes what arrives (`place`, `take`). Chosen at Hello, one pair a link.
+not (`quiesce`). D's end takes what arrives (`place`, `take`). Chosen at Hello, one pair a link. Nothing here
+waits, except to verify pages.
 """
 
 from __future__ import annotations
@@ -11,10 +12,15 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from common.codec import Header
+from common.device.streams import Event
 from common.errors import RemoteProtocolError
 from common.kv.checksum import page_checksums
 from common.kv.pool import KVPool
 from common.messages import Chunk, Status
+
+
+class PlaneUnavailable(Exception):
+    """A plane does not work between two nodes; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +38,33 @@ class PlaneSender(Protocol):
         """Say whether D has pages of these ids, as far as this end has to know."""
 
     def post(
-        self, transfer_id: int, first_page: int, page_ids: Sequence[int], target_ids: Sequence[int]
+        self,
+        transfer_id: int,
+        first_page: int,
+        page_ids: Sequence[int],
+        target_ids: Sequence[int],
+        after: Event,
     ) -> None:
-        """Send these pages into D's `target_ids`, behind all that was posted before.
+        """Send these pages into D's `target_ids`, behind `after` and all that was posted before.
 
         `first_page` is the logical index of the first.
         """
 
     def poll(self) -> tuple[Posted, ...]:
-        """Move what can move; return what has left since the last call."""
+        """Start what can start; return what has left since the last call.
+
+        What is under way ends by itself, which wakes the loop through the node's TransferStream.
+        """
 
     @property
     def has_more(self) -> bool:
-        """`poll` has something to do at once."""
+        """`poll` has something to start at once."""
 
     def quiesce(self, transfer_id: int) -> bool:
-        """Drop what has not left; True once nothing reads the transfer's pages any more."""
+        """Drop what has not left; True once nothing reads or writes the transfer's pages any more.
+
+        To be asked again until it is, after `close`, too.
+        """
 
     def on_credit(self, limit_bytes: int) -> None:
         """D allows so many bytes in all."""
@@ -56,7 +73,7 @@ class PlaneSender(Protocol):
         """KV bytes sent on this link so far."""
 
     def close(self) -> None:
-        """The link is gone: drop everything. When it returns, no page is read or written any more."""
+        """The link is gone: drop what waits, and let go of D's memory when what is under way has ended."""
 
 
 class PlaneReceiver(Protocol):
