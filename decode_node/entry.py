@@ -100,6 +100,7 @@ class DecodeStep:
     step_id: int
     batch: ScheduleBatch
     entries: tuple[Entry, ...]
+    planned_s: float
 
 
 @dataclass(frozen=True, slots=True)

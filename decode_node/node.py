@@ -1,7 +1,7 @@
 """The process of `baton decode`: owns requests from submission to the last token.
 
-A turn of its loop: read everything; grant; PREBUILT; launch a step; process the one that is due; send. With
-overlap, the only wait for the device is inside `StepLoop.results`.
+A turn of its loop: read everything; grant; PREBUILT; launch a step; process the one that is due; send. It
+waits for the device only where it waits for its sockets: in the poll between two turns.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from pathlib import Path
 import zmq
 
 from common.config import DecodeConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
-from common.engine.loader import Engine, load_engine
+from common.device.watch import EventWatch
+from common.engine.loader import Duties, Engine, load_engine
 from common.engine.step_loop import StepLoop
 from common.lifeline import Lifeline
 from common.messages import Abort, PageLedger, Peers, Role, SharedPool, Status, Submit
@@ -26,7 +27,7 @@ from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
 from decode_node.outbox import messages_of
 from decode_node.scheduler import DecodeScheduler
-from transfer.planes.shm import SHM
+from transfer.planes.cuda_ipc import cuda_pool
 from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone, TransferGaveOut, TransferReleased
 
 log = logging.getLogger("baton.decode")
@@ -59,9 +60,13 @@ class DecodeNode:
             capacity_tokens=engine.pool.num_pages * engine.layout.page_size,
             prefill_budget_tokens=0,
             transfer=transfer,
+            device_type=engine.pool.device.type,
             shm=None if engine.pool.fd is None else SharedPool(engine.pool.fd, engine.pool.num_pages),
+            cuda=None if decode.colocated else cuda_pool(engine.pool),
         )
-        self._endpoint = ReceiverEndpoint(self._context, engine.pool, transfer, hello, epoch)
+        self._endpoint = ReceiverEndpoint(
+            self._context, engine.pool, transfer, hello, epoch, streams=engine.streams
+        )
         self._scheduler = DecodeScheduler(
             layout=engine.layout,
             num_pages=engine.pool.num_pages,
@@ -74,7 +79,8 @@ class DecodeNode:
             context_length=engine.spec.context_length,
             eos_token_ids=engine.spec.eos_token_ids,
         )
-        self._loop: StepLoop[DecodeStep] = StepLoop(engine.runner, overlap=engine.overlap)
+        watch = EventWatch(engine.streams.device, "step results")
+        self._loop: StepLoop[DecodeStep] = StepLoop(engine.runner, watch, overlap=engine.overlap)
         self._gateway_peer: Peer | None = None
         self._reconciler = Reconciler()
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
@@ -91,12 +97,13 @@ class DecodeNode:
 
     def turn(self, now: float) -> bool:
         """Read, admit, launch, process, send."""
+        self._loop.wake()
         self._read_gateway(now)
         self._read_prefill_nodes(now)
         self._grant(now)
         self._prebuild()
         self._flush()  # first tokens and refusals do not wait for the step
-        step = self._scheduler.next_step(now)
+        step = self._scheduler.next_step(now) if self._loop.can_launch else None
         if step is not None:
             self._loop.launch(step)
         done = step is not None
@@ -110,7 +117,8 @@ class DecodeNode:
 
     def pollables(self) -> list[Pollable]:
         """What the node waits for."""
-        return [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
+        sockets = [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
+        return [*sockets, *self._loop.pollables()]
 
     def deadline(self) -> float | None:
         """When `turn` has something to do at the latest."""
@@ -119,6 +127,7 @@ class DecodeNode:
 
     def close(self) -> None:
         """Close all sockets."""
+        self._loop.close()
         self._gateway.close()
         self._endpoint.close()
         self._context.destroy(linger=0)
@@ -272,15 +281,15 @@ def run_decode(
     Raises:
         ConfigError: the model or a setting does not work here.
     """
-    share = not decode.colocated and transfer.transfer in ("auto", SHM)
-    loaded = load_engine(Path(model.model), model, engine, share_pool=share)
+    duties = Duties(prefills=decode.colocated, shares_pool=not decode.colocated)
+    loaded = load_engine(Path(model.model), model, engine, duties)
     run_loop(
         DecodeNode(
             loaded,
             transfer,
             decode,
             node,
-            max_running=engine.max_running,
+            max_running=loaded.max_running,
             debug_checks=engine.debug_checks,
         ),
         lifeline,

@@ -8,7 +8,8 @@
 2. `transfer_done` brings the first token. It goes out at once; if it ends the request, nothing is decoded.
 3. `take_prebuilt` makes a PREBUILT batch of those that arrived, as many as may run; `process_prebuilt` puts
    them into the running batch once their first tokens are seeded.
-4. `next_step` plans a DECODE step of everything that runs, or an EXTEND step of local prompts, in turn.
+4. `next_step` plans a DECODE step of all that runs, an EXTEND step of local prompts, or a MIXED step of both,
+   in which the prompts get as many tokens as mixing.py allows.
 5. `process` takes a step's tokens. Requests that ended meanwhile are passed over.
 6. Whatever ends a request, in whatever phase: pages and row come back once, behind the fence of the step
    that may still touch them.
@@ -21,11 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.engine.batch import (
+    ForwardMode,
     prepare_for_decode,
     prepare_for_extend,
+    prepare_for_mixed,
     prepare_for_prebuilt,
 )
-from common.engine.chunking import advance, plan_chunks
+from common.engine.chunking import ChunkPlan, advance, plan_chunks
 from common.errors import InvariantError
 from common.kv.allocator import Lease, PageAllocator, PageUse
 from common.kv.fence import FencedFreeList, StepFence
@@ -45,6 +48,7 @@ from decode_node.entry import (
     RequestKey,
     TokenOut,
 )
+from decode_node.mixing import MixingBudget
 
 MAX_ATTEMPTS = 3
 REMEMBERED_ABORTS = 4096
@@ -78,10 +82,13 @@ class DecodeScheduler:
     _running: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
     _quarantined: dict[int, Lease] = field(default_factory=dict)
     _early_aborts: OrderedDict[RequestKey, None] = field(default_factory=OrderedDict)
-    _extended_last: bool = False
+    _mixing: MixingBudget = field(init=False)
+    _planned_last: ForwardMode | None = None
+    _processed_s: float = 0.0
 
     def __post_init__(self) -> None:
         """Make the pools."""
+        self._mixing = MixingBudget(self.layout.page_size, self.prefill_budget)
         self.pages = PageAllocator(self.num_pages)
         self._rows = FencedFreeList(range(1, self.num_rows + 1))
         self._queue = AdmissionQueue(self.max_queued)
@@ -217,25 +224,29 @@ class DecodeScheduler:
     # Steps --------------------------------------------------------------------------------------------------
 
     def next_step(self, now: float) -> DecodeStep | None:
-        """Plan a step, which must then be launched; local prompts and decoding take turns."""
+        """Plan a step, which must then be launched: chunks of local prompts, then all that decode."""
         decode = [entry for entry in self._running.values() if entry.request.wants_decode]
-        room = self.max_running - len(self._running)
-        if self._prefilling and room > 0 and not (self._extended_last and decode):
-            self._extended_last = True
-            return self._extend(now)
-        self._extended_last = False
-        if not decode:
-            return None
         requests = [entry.request for entry in decode]
-        batch = prepare_for_decode(requests, self.layout.page_size)
+        plans = self._plan_chunks(num_decode=len(decode))
+        if plans and decode:
+            batch = prepare_for_mixed(plans, requests, self.layout.page_size)
+        elif plans:
+            batch = prepare_for_extend(plans, self.layout.page_size)
+        elif decode:
+            batch = prepare_for_decode(requests, self.layout.page_size)
+        else:
+            return None
+        prefilled = self._advance_prompts(plans, now)
         for request in requests:
             request.computed_len += 1
             request.num_sampled += 1
-        return DecodeStep(self._fence.launch(), batch, tuple(decode))
+        self._planned_last = batch.mode
+        return DecodeStep(self._fence.launch(), batch, (*prefilled, *decode), now)
 
     def process(self, step: DecodeStep, tokens: Sequence[SampledToken], now: float) -> None:
         """Take a step's tokens."""
         self._fence.process(step.step_id)
+        self._learn(step, now)
         for entry, sampled in zip(step.entries, tokens, strict=True):
             if entry.phase is Phase.ENDED:
                 continue  # it ended while the step was in flight
@@ -353,21 +364,40 @@ class DecodeScheduler:
             raise InvariantError("pages or a row were free a moment ago")
         entry.request.page_ids, entry.request.row = entry.lease.pages, row[0]
 
-    def _extend(self, now: float) -> DecodeStep:
-        entries = list(self._prefilling.values())[: self.max_running - len(self._running)]
-        plans = plan_chunks((entry.request for entry in entries), self.prefill_budget, self.layout.page_size)
-        batch = prepare_for_extend(plans, self.layout.page_size)
+    def _plan_chunks(self, *, num_decode: int) -> tuple[ChunkPlan, ...]:
+        """Cut local prompts, no more of them than may run, for a step in which `num_decode` others decode."""
+        entries = list(self._prefilling.values())[: max(0, self.max_running - len(self._running))]
+        if not entries:
+            return ()
+        budget = self._mixing.next_chunk() if num_decode else self.prefill_budget
+        return plan_chunks((entry.request for entry in entries), budget, self.layout.page_size)
+
+    def _advance_prompts(self, plans: Sequence[ChunkPlan], now: float) -> list[Entry]:
+        """Count what was planned; return those whose prompt ends, which run from now on."""
         advance(plans)
-        sampled = []
-        for entry, plan in zip(entries, plans, strict=False):
+        prefilled = []
+        for entry, plan in zip(list(self._prefilling.values()), plans, strict=False):
             if plan.start == 0:
                 entry.granted_s = now
             if plan.is_last:
                 # Its token is in the relay for the next step, whether or not the host has seen it by then.
                 self._running[entry.key] = self._prefilling.pop(entry.key)
                 entry.phase = Phase.RUNNING
-                sampled.append(entry)
-        return DecodeStep(self._fence.launch(), batch, tuple(sampled))
+                prefilled.append(entry)
+        return prefilled
+
+    def _learn(self, step: DecodeStep, now: float) -> None:
+        """Tell the mixing what a step took: since the last result, or since its launch if that was later."""
+        took_s = now - max(step.planned_s, self._processed_s)
+        self._processed_s = now
+        if self._planned_last is not step.batch.mode:
+            # Overlapped where a launch waits for the forward, as on a CPU, that was the next step's time.
+            return
+        match step.batch.mode:
+            case ForwardMode.DECODE:
+                self._mixing.observe_decode(took_s)
+            case ForwardMode.MIXED:
+                self._mixing.observe_mixed(took_s, step.batch.extend_num_tokens - step.batch.num_decode)
 
     def _note_local_prefill(self, entry: Entry, now: float) -> None:
         entry.arrived_s = now

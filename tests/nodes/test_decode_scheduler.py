@@ -226,26 +226,6 @@ def test_an_abort_that_comes_first_is_remembered() -> None:
     assert s.num_queued == 1
 
 
-def test_colocated_prompts_and_decoding_take_turns() -> None:
-    s = scheduler(colocated=True, num_pages=40)
-    submit(s, 1, prompt_len=5, max_tokens=6)
-    grant = s.admit(())
-    assert grant is not None
-    assert grant.node_id is None
-    step = s.next_step(0.0)
-    assert step is not None
-    s.process(step, drawn(9), 0.0)
-    submit(s, 2, prompt_len=30, max_tokens=2)
-    s.admit(())
-    modes = []
-    for _ in range(6):
-        step = s.next_step(0.0)
-        assert step is not None
-        modes.append(step.batch.mode)
-        s.process(step, drawn(*[9] * len(step.entries)), 0.0)
-    assert modes == [ForwardMode.DECODE, ForwardMode.EXTEND] * 3
-
-
 def test_a_prefill_node_is_not_buried() -> None:
     busy, free = PrefillLoad("a", 16, 8, 200), PrefillLoad("b", 0, 8, 200)
     assert choose_prefill_node([busy, free], 100) == "b"
@@ -262,9 +242,12 @@ class DecodeLife(RuleBasedStateMachine):
     without gaps, exactly once, and nothing after its end.
     """
 
+    colocated = False
+
     def __init__(self) -> None:
         super().__init__()
-        self.s = scheduler(num_pages=16, num_rows=4, max_running=3, max_queued=5)
+        self.s = scheduler(num_pages=16, num_rows=4, max_running=3, max_queued=5, colocated=self.colocated)
+        self.now = 0.0
         self.ids = 0
         self.transfers: dict[int, RequestKey] = {}
         self.quarantined: list[int] = []
@@ -286,7 +269,7 @@ class DecodeLife(RuleBasedStateMachine):
     @rule()
     def grant(self) -> None:
         grant = self.s.admit(IDLE)
-        if grant is not None:
+        if grant is not None and grant.node_id is not None:
             self.ids += 1
             self.transfers[self.ids] = grant.entry.key
             self.s.granted(grant.entry, self.ids, 0.0)
@@ -320,20 +303,23 @@ class DecodeLife(RuleBasedStateMachine):
 
     @rule()
     def launch(self) -> None:
-        if len(self.in_flight) < 2 and (step := self.s.next_step(0.0)) is not None:
+        if len(self.in_flight) < 2 and (step := self.s.next_step(self.now)) is not None:
+            assert len(step.batch.req_pool_indices) <= 3
+            assert step.batch.extend_num_tokens - step.batch.num_decode <= 8
             for entry in step.entries:
                 request = entry.request
                 assert request.computed_len <= len(request.page_ids) * LAYOUT.page_size
             self.in_flight.append(step)
 
     @precondition(lambda self: self.in_flight)
-    @rule(eos=st.booleans())
-    def process(self, eos: bool) -> None:
+    @rule(eos=st.booleans(), took_s=st.sampled_from([0.0, 0.01, 0.02, 1.0]))
+    def process(self, eos: bool, took_s: float) -> None:
         step = self.in_flight.pop(0)
         tokens = [self.token() for _ in step.entries]
-        if eos:
+        if eos and tokens:
             tokens[0] = EOS
-        self.s.process(step, drawn(*tokens), 0.0)
+        self.now += took_s
+        self.s.process(step, drawn(*tokens), self.now)
 
     @precondition(lambda self: self.ids)
     @rule(data=st.data())
@@ -379,5 +365,14 @@ class DecodeLife(RuleBasedStateMachine):
         assert self.s._rows.num_free == 4
 
 
+class ColocatedLife(DecodeLife):
+    """The same where this node computes the prompts: nothing arrives."""
+
+    colocated = True
+
+
 TestDecodeLife = DecodeLife.TestCase
-TestDecodeLife.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestColocatedLife = ColocatedLife.TestCase
+TestDecodeLife.settings = TestColocatedLife.settings = settings(
+    max_examples=100, stateful_step_count=50, deadline=None
+)
