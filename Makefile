@@ -4,15 +4,18 @@ PYTHON ?= python3
 PORT ?= 8000
 MODEL ?= smollm2-135m
 QUESTION ?= What is a relay race?
+# flashinfer, the attention of nodes on GPUs (extra `cuda`), is installed where there is one.
+HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo yes)
+INSTALLED = .venv/installed $(if $(HAS_GPU),.venv/installed-cuda)
 PIP_INSTALL = .venv/bin/python -m pip install -c constraints.txt
 
 .PHONY: serve demo test
 .DELETE_ON_ERROR:
 
-serve: .venv/installed
+serve: $(INSTALLED)
 	@.venv/bin/baton serve $(MODEL) --port $(PORT)
 
-demo: .venv/installed
+demo: $(INSTALLED)
 	@.venv/bin/baton serve $(MODEL) --port 0 --log-level warning --ask "$(QUESTION)"
 
 test: .venv/installed-dev
@@ -29,6 +32,10 @@ test: .venv/installed-dev
 	$(PIP_INSTALL) -e .
 	touch $@
 
-.venv/installed-dev: .venv/installed
+.venv/installed-cuda: .venv/installed
+	$(PIP_INSTALL) -e ".[cuda]"
+	touch $@
+
+.venv/installed-dev: $(INSTALLED)
 	$(PIP_INSTALL) -e ".[dev]"
 	touch $@

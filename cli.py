@@ -20,6 +20,7 @@ from typing import Any, NoReturn, TypeVar
 
 import click
 
+from benchmarks.cli import bench
 from common.config import (
     DEFAULT_MODEL,
     AskConfig,
@@ -41,6 +42,7 @@ from common.config import (
     value_type,
 )
 from common.errors import ConfigError
+from common.gpus import count_gpus, wants_gpu
 from common.lifeline import Lifeline
 from common.log import set_up_logging
 from common.messages import Role
@@ -67,8 +69,9 @@ def _option(config: type[Any], name: str, default: Any, metadata: Any) -> Callab
     kind: Any = value_type(config, name)
     if metadata["choices"]:
         kind = click.Choice(metadata["choices"])
-    elif kind is int and metadata["minimum"] is not None:
-        kind = click.IntRange(metadata["minimum"], metadata["maximum"])
+    elif metadata["minimum"] is not None:
+        in_range = click.IntRange if kind is int else click.FloatRange
+        kind = in_range(metadata["minimum"], metadata["maximum"])
     return click.option(
         "--" + name.replace("_", "-"),
         name,
@@ -244,7 +247,7 @@ def prefill(**values: Any) -> None:
     """Run a node that computes prompts."""
     with _process(values) as lifeline:
         engine = pick(EngineConfig, values)
-        share_cores(Role.PREFILL, engine.local_nodes)
+        share_cores(Role.PREFILL, engine.local_nodes, on_gpu=wants_gpu(engine))
         node, model = _joined(values), _local_model(values)
         from prefill_node.node import run_prefill
 
@@ -258,11 +261,15 @@ def decode(**values: Any) -> None:
     """Run a node that produces the tokens after the first."""
     with _process(values) as lifeline:
         engine, decode = pick(EngineConfig, values), pick(DecodeConfig, values)
-        share_cores(Role.DECODE, engine.local_nodes, colocated=decode.colocated)
+        colocated, on_gpu = decode.colocated, wants_gpu(engine)
+        share_cores(Role.DECODE, engine.local_nodes, colocated=colocated, on_gpu=on_gpu)
         node, model = _joined(values), _local_model(values)
         from decode_node.node import run_decode
 
         run_decode(model, engine, pick(TransferConfig, values), decode, node, lifeline)
+
+
+baton.add_command(bench)
 
 
 def _joined(values: dict[str, Any]) -> NodeConfig:
@@ -281,16 +288,18 @@ def _joined(values: dict[str, Any]) -> NodeConfig:
 @takes_model
 @options(ModelConfig, EngineConfig, LogConfig, ChildConfig)
 def prepare(**values: Any) -> None:
-    """Make a model ready, check what can be checked without torch, and tell `baton serve` where it lies."""
+    """Make a model ready, count the GPUs, check what can be checked now, and tell `baton serve` of it."""
     signal.signal(signal.SIGTERM, _exit_on_signal)
     with _process(values) as lifeline:
         from common.engine.chunking import resolve_prefill_budget
         from common.model.spec import load_spec
 
-        resolve_prefill_budget(pick(EngineConfig, values))
+        engine = pick(EngineConfig, values)
+        num_gpus = count_gpus(engine)
+        resolve_prefill_budget(engine, "cuda" if num_gpus else "cpu")
         folder = _resolve(values)
         load_spec(folder, values["load_format"])
-        lifeline.ready(folder=str(folder))
+        lifeline.ready(folder=str(folder), gpus=num_gpus)
 
 
 def _exit_on_signal(signum: int, frame: FrameType | None) -> NoReturn:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 DEFAULT_MODEL = "smollm2-135m"
+MIN_GPU_MEMORY_FRACTION, MAX_GPU_MEMORY_FRACTION = 0.05, 0.98
 
 
 def option(
@@ -20,8 +21,8 @@ def option(
     text: str,
     *,
     choices: tuple[str, ...] = (),
-    minimum: int | None = None,
-    maximum: int | None = None,
+    minimum: float | None = None,
+    maximum: float | None = None,
     hidden: bool = False,
 ) -> Any:
     """Declare a setting: its default, its help text and, where there are any, its choices or bounds."""
@@ -53,20 +54,54 @@ class ModelConfig:
 class EngineConfig:
     """What both nodes need to run the model."""
 
-    device: str = option("auto", "Where the model runs.", choices=("auto", "cpu"))
+    device: str = option(
+        "auto", "Where the model runs; auto takes a GPU where there is one.", choices=("auto", "cpu", "cuda")
+    )
+    gpu: int | None = option(
+        None,
+        "Number of the GPU that a node runs on, as CUDA counts [default: 0; nodes of `baton serve` take all "
+        "in turn].",
+        minimum=0,
+    )
+    gpu_memory_fraction: float = option(
+        0.9,
+        "Part of a GPU's memory for weights, KV pool and what a step needs: of all nodes together that "
+        "`baton serve` puts there, or of one that is started by hand.",
+        minimum=MIN_GPU_MEMORY_FRACTION,
+        maximum=MAX_GPU_MEMORY_FRACTION,
+    )
+    attention: str = option(
+        "auto",
+        "Which code computes attention; auto takes flashinfer on a GPU, where it is installed and has the "
+        "model's shape.",
+        choices=("auto", "flashinfer", "sdpa"),
+    )
+    cuda_graphs: str = option(
+        "auto",
+        "Replay decode steps as CUDA graphs; auto is on on a GPU.",
+        choices=("auto", "on", "off"),
+    )
     page_size: int = option(16, "Tokens in a KV page.", minimum=1)
     kv_pages: int | None = option(
-        None, "KV pages of a node's pool [default: a tenth of the memory, at most 4 GiB].", minimum=1
+        None,
+        "KV pages of a node's pool [default: on a CPU a tenth of the memory, at most 4 GiB; on a GPU what "
+        "--gpu-memory-fraction leaves].",
+        minimum=1,
     )
     local_nodes: int | None = option(
         None,
-        "Nodes on this machine, this one included: all their default pools together take two tenths of the "
-        "memory at most, and they share the cores [default: those of `baton serve`; otherwise a pair].",
+        "Nodes on this machine's cores, this one included: all their default pools together take two tenths "
+        "of the memory at most [default: those of `baton serve`; otherwise a pair].",
         minimum=1,
     )
-    max_running: int = option(64, "Requests that decode together at the most.", minimum=1, maximum=4096)
+    max_running: int | None = option(
+        None,
+        "Requests that decode together at the most [default: 64 on a CPU, 256 on a GPU].",
+        minimum=1,
+        maximum=4096,
+    )
     prefill_budget: int | None = option(
-        None, "Prompt tokens computed in one batch [default: 128 on a CPU].", minimum=1
+        None, "Prompt tokens computed in one batch [default: 128 on a CPU, 8192 on a GPU].", minimum=1
     )
     overlap: str = option(
         "auto",
@@ -84,8 +119,9 @@ class TransferConfig:
 
     transfer: str = option(
         "auto",
-        "Data plane for KV pages; auto takes shared memory on one host, else frames.",
-        choices=("auto", "shm", "frames"),
+        "Data plane for KV pages; auto takes cuda-ipc between GPUs of one host, shared memory between CPU "
+        "nodes of one host, else frames.",
+        choices=("auto", "cuda-ipc", "shm", "frames"),
     )
     verify_pages: bool = option(False, "Checksum every page on both ends of a hand-over.")
     transfer_window: int = option(
@@ -151,6 +187,14 @@ class SupervisorConfig:
         None, "Prefill nodes to start [default: 1, or none with --colocated].", minimum=1
     )
     decode: int = option(1, "Decode nodes to start.", minimum=1)
+    prefill_gpus: str | None = option(
+        None,
+        "GPUs that the prefill nodes take in turn, like 0,1 [default: all, in order, each node one with the "
+        "fewest nodes].",
+    )
+    decode_gpus: str | None = option(
+        None, "GPUs that the decode nodes take in turn [default: as for the prefill nodes, after them]."
+    )
     stall_timeout: int = option(
         30, "Seconds without a sign of life after which a process is killed and started again.", minimum=1
     )

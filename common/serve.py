@@ -2,9 +2,11 @@
 
 1. Check options and port, before anything that takes time.
 2. Make a private folder for the sockets.
-3. Make the model ready, in a process of its own: a signal can end it, and its memory is given back.
-4. Start gateway and nodes, wait until a pair of nodes is usable, say how to talk to the server.
-5. Watch them (or ask one question) until a signal; end everything.
+3. Make the model ready and count the GPUs, in a process of its own: a signal can end it, and its memory is
+   given back.
+4. Give each node a GPU, where there are any.
+5. Start gateway and nodes, wait until a pair of nodes is usable, say how to talk to the server.
+6. Watch them (or ask one question) until a signal; end everything.
 
 It must not know how a child does its work: the children are the commands `baton gateway / prefill / decode`.
 """
@@ -13,6 +15,7 @@ from __future__ import annotations
 
 import ipaddress
 import json
+import logging
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping
@@ -37,8 +40,11 @@ from common.config import (
     to_argv,
 )
 from common.errors import ConfigError
+from common.gpu_plan import GpuShare, parse_gpus, plan_gpus
 from common.http_port import check_port
 from common.supervisor import GATEWAY, Job, Supervisor
+
+log = logging.getLogger("baton.serve")
 
 # ipc:// addresses over 107 characters fail; a folder of ours and a socket in it take about 35.
 MAX_TEMP_DIR_CHARS = 60
@@ -71,6 +77,22 @@ class ServeConfig:
         """Decode nodes to start."""
         return self.supervisor.decode
 
+    @property
+    def node_names(self) -> tuple[str, ...]:
+        """Names of all nodes, prefill nodes first."""
+        return (
+            *(f"prefill-{i}" for i in range(self.num_prefill)),
+            *(f"decode-{i}" for i in range(self.num_decode)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """What `baton prepare` found out: where the model lies, and how many GPUs there are (0: use the CPU)."""
+
+    folder: str
+    num_gpus: int
+
 
 @dataclass(frozen=True, slots=True)
 class Launch:
@@ -91,27 +113,60 @@ def short_temp_dir() -> str:
     return folder if len(folder) <= MAX_TEMP_DIR_CHARS else "/tmp"
 
 
-def plan_services(config: ServeConfig, launch: Launch, folder: str, run_dir: Path) -> tuple[ChildSpec, ...]:
-    """Return the processes of a server whose model lies in `folder`."""
+def place_nodes(config: ServeConfig, num_gpus: int) -> dict[str, GpuShare]:
+    """Return each node's GPU by the node's name; nothing on a machine without GPUs.
+
+    Raises:
+        ConfigError: what was asked for does not go with the GPUs that there are.
+    """
+    supervisor, engine, transfer = config.supervisor, config.engine, config.transfer.transfer
+    prefill_gpus = parse_gpus("--prefill-gpus", supervisor.prefill_gpus)
+    decode_gpus = parse_gpus("--decode-gpus", supervisor.decode_gpus)
+    if num_gpus == 0:
+        for option, value in (("--prefill-gpus", prefill_gpus), ("--decode-gpus", decode_gpus)):
+            if value is not None:
+                raise ConfigError(f"{option} is set, but the nodes run on the CPU")
+        if transfer == "cuda-ipc":
+            raise ConfigError("--transfer cuda-ipc is for nodes on GPUs, and these run on the CPU")
+        return {}
+    if transfer == "shm":
+        raise ConfigError("--transfer shm is for nodes on the CPU; on GPUs take cuda-ipc (or --device cpu)")
+    one = None if engine.gpu is None else (engine.gpu,)
+    phases = ((config.num_prefill, prefill_gpus or one), (config.num_decode, decode_gpus or one))
+    shares = plan_gpus(num_gpus, phases, engine.gpu_memory_fraction)
+    return dict(zip(config.node_names, shares, strict=True))
+
+
+def plan_services(
+    config: ServeConfig, launch: Launch, folder: str, run_dir: Path, shares: Mapping[str, GpuShare]
+) -> tuple[ChildSpec, ...]:
+    """Return the processes of a server whose model lies in `folder`; `shares` as from `place_nodes`."""
     join = f"ipc://{run_dir}/gateway.sock"
     model = replace(config.model, model=folder)
     served_name = config.gateway.served_model_name or config.model.model
     gateway = replace(config.gateway, served_model_name=served_name)
-    num_nodes = config.num_prefill + config.num_decode
     # Who starts more nodes by hand beside these says how many there are in all.
-    engine = replace(config.engine, local_nodes=config.engine.local_nodes or num_nodes)
+    engine = replace(config.engine, local_nodes=config.engine.local_nodes or len(config.node_names))
 
     def child(name: str, role: str, *configs: object) -> ChildSpec:
         argv = (*launch.command, role, folder, *to_argv(model, *configs, config.log))
         return ChildSpec(name, role, argv, ends_first=role == GATEWAY)
 
     specs = [child("gateway", GATEWAY, gateway, ListenConfig(nodes=join))]
-    for name in (f"prefill-{i}" for i in range(config.num_prefill)):
-        node = NodeConfig(join=join, listen=f"ipc://{run_dir}/{name}.sock", node_id=name)
-        specs.append(child(name, "prefill", engine, config.transfer, node))
-    for name in (f"decode-{i}" for i in range(config.num_decode)):
-        node = NodeConfig(join=join, node_id=name)
-        specs.append(child(name, "decode", engine, config.transfer, config.decode, node))
+    for name in config.node_names:
+        role = name.partition("-")[0]
+        share = shares.get(name)
+        own = (
+            engine
+            if share is None
+            else replace(engine, gpu=share.gpu, gpu_memory_fraction=share.memory_fraction)
+        )
+        if role == "prefill":
+            node = NodeConfig(join=join, listen=f"ipc://{run_dir}/{name}.sock", node_id=name)
+            specs.append(child(name, role, own, config.transfer, node))
+        else:
+            node = NodeConfig(join=join, node_id=name)
+            specs.append(child(name, role, own, config.transfer, config.decode, node))
     return tuple(specs)
 
 
@@ -142,14 +197,14 @@ def _exit_status(job: Job) -> int:
     return 1 if job.status is None or job.status < 0 else job.status
 
 
-def _make_model_ready(supervisor: Supervisor, config: ServeConfig, launch: Launch) -> str | int:
-    """Return the model's folder, or the exit status of the process that could not make it ready."""
+def _prepare(supervisor: Supervisor, config: ServeConfig, launch: Launch) -> Prepared | int:
+    """Make the model ready and count the GPUs; the exit status of the process that could not do so."""
     cache = () if launch.cache is None else ("--cache", str(launch.cache))
     argv = (*launch.command, "prepare", *cache, *to_argv(config.model, config.engine, config.log))
     end = supervisor.run_job(ChildSpec("prepare", "prepare", argv, ("--", config.model.model), is_job=True))
     if end.status != 0:
         return _exit_status(end)
-    return str(end.info["folder"])
+    return Prepared(str(end.info["folder"]), int(end.info["gpus"]))
 
 
 def _ask(supervisor: Supervisor, launch: Launch, url: str, question: str) -> int:
@@ -169,6 +224,18 @@ def _ask(supervisor: Supervisor, launch: Launch, url: str, question: str) -> int
     return _exit_status(supervisor.run_job(spec))
 
 
+def _refuse_contradictions(config: ServeConfig) -> None:
+    """Raise ConfigError for what is wrong whatever this machine has, before anything takes time."""
+    supervisor = config.supervisor
+    for option, value in (("--prefill", supervisor.prefill), ("--prefill-gpus", supervisor.prefill_gpus)):
+        if config.decode.colocated and value is not None:
+            raise ConfigError(
+                f"{option} does not go with --colocated: there the decode nodes compute the prompts"
+            )
+    parse_gpus("--prefill-gpus", supervisor.prefill_gpus)
+    parse_gpus("--decode-gpus", supervisor.decode_gpus)
+
+
 def serve(
     config: ServeConfig, launch: Launch, say: Callable[[str], None], question: str | None = None
 ) -> int:
@@ -178,10 +245,7 @@ def serve(
         ConfigError: it cannot start, for a reason that the user can mend.
         ChildFailed: a process of it ended before it was ever ready.
     """
-    if config.decode.colocated and config.supervisor.prefill is not None:
-        raise ConfigError(
-            "--prefill does not go with --colocated: there the decode nodes compute the prompts"
-        )
+    _refuse_contradictions(config)
     check_port(config.gateway.host, config.gateway.port)
     name = config.gateway.served_model_name or config.model.model
     try:
@@ -191,10 +255,13 @@ def serve(
             ) as run_dir,
             Supervisor(Path(run_dir), launch.env, config.supervisor.stall_timeout) as supervisor,
         ):
-            folder = _make_model_ready(supervisor, config, launch)
-            if isinstance(folder, int):
-                return folder
-            supervisor.start(plan_services(config, launch, folder, Path(run_dir)))
+            prepared = _prepare(supervisor, config, launch)
+            if isinstance(prepared, int):
+                return prepared
+            shares = place_nodes(config, prepared.num_gpus)
+            for name, share in shares.items():
+                log.info("%s runs on GPU %d, with %g of its memory", name, share.gpu, share.memory_fraction)
+            supervisor.start(plan_services(config, launch, prepared.folder, Path(run_dir), shares))
             url = base_url(config.gateway.host, supervisor.wait_usable())
             if question is not None:
                 return _ask(supervisor, launch, url, question)

@@ -79,8 +79,17 @@ def num_threads(cores: int, local_nodes: int, *, colocated: bool) -> int:
     return max(1, min(cores, phases * cores // local_nodes))
 
 
-def share_cores(role: Role, local_nodes: int | None = None, *, colocated: bool = False) -> None:
-    """Set up this process; `local_nodes` None is a pair, or a single colocated node."""
+def share_cores(
+    role: Role, local_nodes: int | None = None, *, colocated: bool = False, on_gpu: bool = False
+) -> None:
+    """Set up this process; `local_nodes` None is a pair, or a single colocated node.
+
+    A node on a GPU (`on_gpu`) computes nothing on the cores that could hold up another one, and its host work
+    is what its GPU waits for: it keeps its priority and torch's own threads.
+    """
+    keep_freed_memory()
+    if on_gpu:
+        return
     share = SHARES[role]
     if share.omp_wait_policy is not None:
         os.environ.setdefault("OMP_WAIT_POLICY", share.omp_wait_policy)
@@ -92,4 +101,3 @@ def share_cores(role: Role, local_nodes: int | None = None, *, colocated: bool =
     if threads < len(os.sched_getaffinity(0)):
         os.environ.setdefault("OMP_NUM_THREADS", str(threads))
     os.nice(share.nice)
-    keep_freed_memory()

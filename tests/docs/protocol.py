@@ -134,7 +134,8 @@ def _describe(hint: Any) -> str:
         return f"`{name}`"
     if Range in notes:
         return f"{name}, {_number(notes[Range].low)} to {_number(notes[Range].high)}"
-    return name.replace("str", "text")
+    most = f"; at most {notes[MaxLen].items} bytes" if hint is bytes and MaxLen in notes else ""
+    return name.replace("str", "text") + most
 
 
 def _number(value: float) -> str:

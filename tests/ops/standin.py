@@ -1,6 +1,7 @@
 """A stand-in for `baton`: the same subcommands and the real Lifeline, but no model behind them.
 
 The variable STANDIN_<COMMAND> says how a process behaves: well (the default), fails, stubborn, hangs.
+STANDIN_GPUS is the number of GPUs that `prepare` reports.
 Its first line on stderr is `up PID`.
 """
 
@@ -83,7 +84,7 @@ def main() -> None:
         _say("no such layer")
         sys.exit(3)
     if command == "prepare" and mode == "well":
-        lifeline.ready(folder="/models/" + sys.argv[-1])
+        lifeline.ready(folder="/models/" + sys.argv[-1], gpus=int(os.environ.get("STANDIN_GPUS", "0")))
     elif command == "generate":
         sys.stdout.write(f"answer to {sys.argv[-1]}\n")
     else:

@@ -39,6 +39,7 @@ from common.serve import (
     ServeConfig,
     banner,
     base_url,
+    place_nodes,
     plan_services,
     short_temp_dir,
 )
@@ -93,6 +94,15 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--prefill", "0"], {}, "--prefill"),
         (["serve", "--decode", "0"], {}, "--decode"),
         (["serve", "--colocated", "--prefill", "1"], {}, "--colocated"),
+        (["serve", "--colocated", "--prefill-gpus", "0"], {}, "--prefill-gpus"),
+        (["serve", "--prefill-gpus", "one"], {}, "'one' is no list of GPU numbers"),
+        (["serve"], {"BATON_DECODE_GPUS": "0,"}, "--decode-gpus '0,'"),
+        (["serve", "--gpu-memory-fraction", "0.99"], {}, "0.98"),
+        (["serve", "--gpu-memory-fraction", "half"], {}, "'half'"),
+        (["serve", "--gpu", "-1"], {}, "--gpu"),
+        (["serve", "--port", "0", "--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "--device cuda: "),
+        (["serve", "--port", "0", "--gpu", "1"], {"CUDA_VISIBLE_DEVICES": ""}, "--gpu 1: "),
+        (["prefill", "--join", "ipc:///tmp/x", "--gpu", "0", "--device", "cpu"], {}, "--device cpu"),
         (["models", "pull", "no-such-model"], {}, "no-such-model"),
         (["models", "pull"], {}, "NAME"),
         (["serve", "--host", "no.such.host.invalid"], {}, "no.such.host.invalid"),
@@ -159,6 +169,8 @@ def values_of(config: type[Any]) -> st.SearchStrategy[Any]:
             low = f.metadata["minimum"] or 0
             high = f.metadata["maximum"] or 2**40
             drawn[f.name] = st.just(f.default) | st.integers(low, high)
+        elif value_type(config, f.name) is float:
+            drawn[f.name] = st.floats(f.metadata["minimum"], f.metadata["maximum"])
         else:
             drawn[f.name] = st.just(f.default) | st.text(
                 st.characters(codec="ascii", exclude_categories=["C"])
@@ -182,10 +194,11 @@ def test_every_option_has_an_environment_variable_and_a_help_text() -> None:
                 assert param.help, (name, param.name)
 
 
-def plan(argv: list[str]) -> dict[str, list[str]]:
+def plan(argv: list[str], num_gpus: int = 0) -> dict[str, list[str]]:
     launch = Launch(("baton",), {})
     config = ServeConfig.of(parse("serve", argv))
-    specs = plan_services(config, launch, "/models/m", Path("/tmp/baton-x"))
+    shares = place_nodes(config, num_gpus)
+    specs = plan_services(config, launch, "/models/m", Path("/tmp/baton-x"), shares)
     return {spec.name: list(spec.argv) for spec in specs}
 
 
@@ -234,6 +247,47 @@ def test_colocated_server_has_no_prefill_node() -> None:
     assert services.keys() == {"gateway", "decode-0", "decode-1"}
     assert "--colocated" in services["decode-0"]
     assert value(services["decode-1"], "--local-nodes") == "2"
+
+
+def gpus(argv: list[str], num_gpus: int) -> dict[str, tuple[int | None, float | None]]:
+    """Return the GPU, and the part of its memory, that each child of a server reads from its options."""
+    children = plan(argv, num_gpus)
+    found = {}
+    for name in children.keys() - {"gateway"}:
+        _, command, *options = children[name]
+        values = parse(command, options)
+        found[name] = (values["gpu"], values["gpu_memory_fraction"])
+    assert "--gpu" not in children["gateway"]
+    return found
+
+
+def test_nodes_are_told_which_gpu_is_theirs_and_how_much_of_it() -> None:
+    assert gpus([], 2) == {"prefill-0": (0, 0.9), "decode-0": (1, 0.9)}
+    assert gpus(["--gpu-memory-fraction", "0.8"], 1) == {"prefill-0": (0, 0.4), "decode-0": (0, 0.4)}
+    assert gpus(["--colocated", "--decode", "2"], 2) == {"decode-0": (0, 0.9), "decode-1": (1, 0.9)}
+    assert gpus(["--decode", "2", "--decode-gpus", "3,1"], 4) == {
+        "prefill-0": (0, 0.9),
+        "decode-0": (3, 0.9),
+        "decode-1": (1, 0.9),
+    }
+    assert gpus(["--gpu", "1"], 2) == {"prefill-0": (1, 0.45), "decode-0": (1, 0.45)}
+    assert gpus(["--gpu", "1", "--prefill-gpus", "0"], 2) == {"prefill-0": (0, 0.9), "decode-0": (1, 0.9)}
+
+
+@pytest.mark.parametrize(
+    ("argv", "num_gpus", "words"),
+    [
+        (["--prefill-gpus", "0"], 0, "--prefill-gpus"),
+        (["--decode-gpus", "0"], 0, "--decode-gpus"),
+        (["--transfer", "cuda-ipc"], 0, "cuda-ipc"),
+        (["--transfer", "shm"], 1, "shm"),
+        (["--decode-gpus", "0,4"], 4, "GPU 4 is not there: torch sees 4"),
+        (["--decode", "40"], 2, "--gpu-memory-fraction"),
+    ],
+)
+def test_server_that_does_not_fit_the_gpus_is_refused(argv: list[str], num_gpus: int, words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        plan(argv, num_gpus)
 
 
 def test_clients_use_the_given_name_of_the_model() -> None:

@@ -147,6 +147,17 @@ def test_model_that_cannot_be_made_ready_starts_nothing(start: Callable[..., Ser
     assert [line for line in server.lines if not line.startswith("up ")] == ["no such layer"]
 
 
+def test_log_says_once_which_node_is_on_which_gpu(start: Callable[..., Server]) -> None:
+    server = start(STANDIN_GPUS="2", STANDIN_NODES="2")
+    for name, gpu in (("prefill-0", 0), ("prefill-1", 1), ("decode-0", 0), ("decode-1", 1)):
+        server.expect(f"{name} runs on GPU {gpu}, with 0.45 of its memory")
+    pidfds = server.pidfds(("decode-1",))
+    server.expect("decode-1 is ready")
+    signal.pidfd_send_signal(pidfds["decode-1"], signal.SIGKILL)
+    server.expect("decode-1 is ready")
+    assert sum("runs on GPU" in line for line in server.lines) == 4
+
+
 def test_killed_node_comes_back_and_the_others_stay(start: Callable[..., Server]) -> None:
     server = start()
     before = server.pidfds()

@@ -1,0 +1,70 @@
+"""Which GPUs this process sees, and which one a node runs on.
+
+Loads torch only where there is a driver: a node asks `wants_gpu` before it sets the environment that torch
+reads, and on a machine without GPUs nobody waits for torch to say so. It must not know what runs on them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+
+from common.config import EngineConfig
+from common.errors import ConfigError
+
+log = logging.getLogger("baton.gpus")
+
+
+def wants_gpu(config: EngineConfig) -> bool:
+    """Say whether a node of these settings is to run on a GPU, as far as is known without torch.
+
+    Raises:
+        ConfigError: --gpu with --device cpu.
+    """
+    if config.device == "cpu" and config.gpu is not None:
+        raise ConfigError(f"--gpu {config.gpu} does not go with --device cpu")
+    return config.device == "cuda" or (config.device == "auto" and _has_driver())
+
+
+def count_gpus(config: EngineConfig) -> int:
+    """Return how many GPUs nodes of these settings can choose from, as CUDA counts; 0 is the CPU.
+
+    Raises:
+        ConfigError: --device cuda without a GPU, or a `gpu` that is not there.
+    """
+    wanted = wants_gpu(config)
+    num_gpus, why_none = _visible_gpus() if wanted else (0, "this machine has no driver for GPUs")
+    if num_gpus == 0 and config.device == "cuda":
+        raise ConfigError(f"--device cuda: {why_none}")
+    if config.gpu is not None and config.gpu >= num_gpus:
+        there = f"torch sees {num_gpus}, numbered from 0" if num_gpus else why_none
+        raise ConfigError(f"--gpu {config.gpu}: {there}")
+    if wanted and num_gpus == 0:
+        log.info("running on the CPU: %s", why_none)
+    return num_gpus
+
+
+def node_gpu(config: EngineConfig) -> int | None:
+    """Return the number of the GPU that this node runs on, None for the CPU. ConfigError: see count_gpus."""
+    return None if count_gpus(config) == 0 else config.gpu or 0
+
+
+def _has_driver() -> bool:
+    """Say whether CUDA's driver library is here, without which torch finds no GPU."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+def _visible_gpus() -> tuple[int, str]:
+    """Return what torch counts, and what it says where that is nothing."""
+    import torch  # the rest of this file comes before it
+
+    if torch.version.cuda is None:
+        return 0, f"torch {torch.__version__} was built without CUDA"
+    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    why = "" if chosen is None else f" with CUDA_VISIBLE_DEVICES={chosen}"
+    return torch.cuda.device_count(), f"no GPU is visible to torch {torch.__version__}{why}"
