@@ -16,8 +16,9 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 from transformers.generation.logits_process import LogitsProcessor, LogitsProcessorList
 
-from benchmarks.local_node import LocalNode
-from benchmarks.measure import median, memory_bandwidth, model_folder, random_prompt
+from benchmarks.local_node import LocalNode, load_local
+from benchmarks.measure import memory_bandwidth, model_folder, random_prompt
+from benchmarks.percentiles import median
 from benchmarks.report import Report
 from common.request import SamplingParams
 
@@ -84,11 +85,12 @@ def main(model: str, dtype: str, streams: str, context: int, steps: int, rounds:
         theirs.generation_config.eos_token_id = None
         weights = sum(p.numel() * p.element_size() for p in theirs.parameters())
         bandwidth = memory_bandwidth(max(2 * weights, _COPIED_BYTES))
-        ours = LocalNode(folder, dtype, num_requests=max(sizes), max_len=max_len)
+        engine = load_local(folder, dtype, num_requests=max(sizes), max_len=max_len)
+        ours = LocalNode(engine, colocated=True)
         floor_ms = weights / bandwidth * 1000
         report.add("memory, read + written", bandwidth / 1e9, "GB/s")
         for size in sizes:
-            prompts = [random_prompt(prompt_len, ours.vocab_size, seed) for seed in range(size)]
+            prompts = [random_prompt(prompt_len, engine.spec.vocab_size, seed) for seed in range(size)]
             their_s, our_s = [], []
             for _ in range(rounds):
                 their_s.append(step_of_transformers(theirs, prompts, steps))

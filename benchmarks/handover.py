@@ -13,7 +13,8 @@ from typing import Any
 
 import click
 
-from benchmarks.measure import median, memory_bandwidth, model_folder, random_prompt
+from benchmarks.measure import memory_bandwidth, model_folder, random_prompt
+from benchmarks.percentiles import median
 from benchmarks.report import Report
 from benchmarks.server import running
 from common.model.spec import load_spec, resolve_dtype

@@ -10,13 +10,16 @@ import cProfile
 import pstats
 import random
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.local_node import LocalNode, Turn
-from benchmarks.measure import TINY, median, model_folder
+from benchmarks.engine_runs import prebuilt_ms
+from benchmarks.local_node import LocalNode, Turn, load_local
+from benchmarks.measure import TINY, model_folder
+from benchmarks.percentiles import median
 from benchmarks.report import Report
 from common.request import SamplingParams
 from tests.tiny import VOCAB_SIZE
@@ -45,30 +48,16 @@ def turns_of(
     folder: Path, num_requests: int, prompt_len: int, sampling: SamplingParams, steps: int
 ) -> list[Turn]:
     """Decode with so many requests; return the turns after the first few."""
-    node = LocalNode(
-        folder,
-        "float32",
-        num_requests=num_requests,
-        max_len=prompt_len + _MANY_TOKENS,
-        colocated=False,
-    )
-    for _ in range(num_requests):
-        node.hand_over(node.submit(_prompt(prompt_len), sampling))
-    turns = [turn for _ in range(steps + _WARM_TURNS) if (turn := node.turn()) is not None]
-    return turns[_WARM_TURNS:]
+    engine = load_local(folder, "float32", num_requests=num_requests, max_len=prompt_len + _MANY_TOKENS)
+    with closing(LocalNode(engine)) as node:
+        node.arrive([node.submit(_prompt(prompt_len), sampling) for _ in range(num_requests)])
+        return node.run(steps + _WARM_TURNS)[_WARM_TURNS:]
 
 
-def prebuilt_ms(folder: Path, lengths: Sequence[int], rounds: int) -> dict[int, float]:
+def _prebuilt_ms(folder: Path, lengths: Sequence[int], rounds: int) -> dict[int, float]:
     """Return the median milliseconds of PREBUILT for each prompt length, measured in turns."""
-    node = LocalNode(folder, "float32", num_requests=1, max_len=max(lengths) + _MANY_TOKENS, colocated=False)
-    times: dict[int, list[float]] = {length: [] for length in lengths}
-    prompts = {length: _prompt(length) for length in lengths}
-    for _ in range(rounds):
-        for length, prompt in prompts.items():
-            key = node.submit(prompt, _GREEDY)
-            times[length].append(node.hand_over(key) * 1000)
-            node.end([key])
-    return {length: median(values) for length, values in times.items()}
+    engine = load_local(folder, "float32", num_requests=1, max_len=max(lengths) + _MANY_TOKENS)
+    return {length: median(values) for length, values in prebuilt_ms(engine, lengths, rounds).items()}
 
 
 def _host_ms(turns: Sequence[Turn]) -> float:
@@ -119,7 +108,7 @@ def main(requests: str, long: int, long_requests: int, steps: int, **flags: Any)
         what = f"{long_requests} requests of {long} tokens"
         short = f"of {_SHORT_PROMPT} tokens"
         report.add(what, by_length[long], "ms", limit=by_length[_SHORT_PROMPT], limit_name=short)
-        prebuilt = prebuilt_ms(folder, (_SHORT_PROMPT, long), steps)
+        prebuilt = _prebuilt_ms(folder, (_SHORT_PROMPT, long), steps)
     report.add(
         f"PREBUILT of {long} tokens", prebuilt[long], "ms", limit=prebuilt[_SHORT_PROMPT], limit_name=short
     )

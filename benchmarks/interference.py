@@ -10,17 +10,19 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import click
 
-from benchmarks.measure import TINY, model_folder, percentile, random_prompt
+from benchmarks.answers import read_answer
+from benchmarks.measure import TINY, model_folder, random_prompt
+from benchmarks.percentiles import percentile
 from benchmarks.plot import Panel, draw
 from benchmarks.report import RESULTS, Report
 from benchmarks.server import running
-from benchmarks.token_streams import StreamClient
+from benchmarks.token_streams import StreamClient, TokenStream
+from common.errors import LocalError
 from common.model.spec import load_spec
 
 _STREAM_PROMPT = 32
@@ -49,26 +51,36 @@ def observe(url: str, vocab_size: int, context: int, sizes: tuple[int, int], qui
     """Run `sizes[0]` streams, and a prompt of `sizes[1]` tokens beside them."""
     num_streams, long_tokens = sizes
     client = StreamClient(url)
-    common: dict[str, Any] = {"model": "bench", "temperature": 0, "ignore_eos": True}
+    common: dict[str, Any] = {
+        "model": "bench",
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream_options": {"continuous_usage_stats": True},
+    }
 
-    def body(num_tokens: int, max_tokens: int, seed: int) -> dict[str, Any]:
-        return common | {"prompt": random_prompt(num_tokens, vocab_size, seed), "max_tokens": max_tokens}
+    def start(num_tokens: int, max_tokens: int, seed: int) -> TokenStream:
+        prompt = random_prompt(num_tokens, vocab_size, seed)
+        return client.start(client.encode(common | {"prompt": prompt, "max_tokens": max_tokens}))
 
     many = context - _STREAM_PROMPT
-    streams = [client.start(body(_STREAM_PROMPT, many, seed)) for seed in range(num_streams)]
-    client.read_until(lambda: all(stream.has_token for stream in streams), _PATIENCE_S)
+    streams = [start(_STREAM_PROMPT, many, seed) for seed in range(num_streams)]
+    client.read_until(lambda: all(stream.has_event or stream.is_done for stream in streams), _PATIENCE_S)
     first_s = time.perf_counter()
     client.read_for(quiet_s)
     sent_s = time.perf_counter()
-    prompt = client.start(body(long_tokens, 1, seed=num_streams))
+    prompt = start(long_tokens, 1, seed=num_streams)
     client.read_until(lambda: prompt.is_done, _PATIENCE_S)
     client.read_for(quiet_s)
-    client.close([*streams, prompt])
+    client.leave()
+    answer = read_answer(prompt)
+    if answer.error:
+        raise LocalError(f"the server did not serve the prompt: {answer.error}")
     gaps = []
     for stream in streams:
-        times = [at_s - sent_s for at_s in stream.token_times() if at_s >= first_s]
-        gaps += [(after, after - before) for before, after in pairwise(times)]
-    return Observed(gaps, prompt.token_times()[0] - sent_s)
+        gaps += [
+            (at_s - sent_s, gap_s) for at_s, gap_s in read_answer(stream).gaps() if at_s - gap_s >= first_s
+        ]
+    return Observed(gaps, answer.ttft_s)
 
 
 def _add_figures(report: Report, server: str, seen: Observed) -> None:

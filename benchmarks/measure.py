@@ -1,32 +1,21 @@
-"""Small tools of all benchmarks: percentiles, the speed of memory, models and prompts to measure with."""
+"""Small tools of the benchmarks: the speed of memory, models and prompts to measure with."""
 
 from __future__ import annotations
 
 import random
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import numpy as np
 import torch
 
 from common.model.store import resolve_model
 from tests.tiny import write_tiny_model
 
 TINY = "tiny"
-
-
-def percentile(values: Sequence[float], percent: float) -> float:
-    """Return the value that `percent` of all values are not above."""
-    return float(np.percentile(np.asarray(values), percent, method="higher"))
-
-
-def median(values: Sequence[float]) -> float:
-    """Return the middle value."""
-    return float(np.median(np.asarray(values)))
 
 
 def memory_bandwidth(num_bytes: int, *, rounds: int = 5) -> float:

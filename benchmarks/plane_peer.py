@@ -1,4 +1,4 @@
-"""The other process of `planes.py`: a prefill node's end on each plane, and a raw ZeroMQ socket, no model.
+"""The other process of `planes` and `transfer`: a prefill node's end on each plane, a raw socket, no model.
 
 What it sends is in memory before it is asked: a transfer's pages are "computed" when its Prefill arrives.
 """
@@ -22,6 +22,7 @@ from common.messages import Choice, Hello, Role, SharedPool
 from common.node import make_hello
 from common.small_machine import keep_freed_memory
 from common.sockets import Pollable, wait
+from transfer.planes.cuda_ipc import cuda_pool
 from transfer.sender_endpoint import SenderEndpoint, TransferArrived
 
 PLANES = ("frames", "shm")
@@ -37,19 +38,20 @@ def address_of(folder: Path, name: str) -> str:
     return f"ipc://{folder}/{name}.sock"
 
 
-def greeting(
-    role: Role, plane: str, layout: KVLayout, config: TransferConfig, shm: SharedPool | None = None
-) -> tuple[Hello, int]:
-    """Return this process's Hello for a plane, and an epoch."""
+def greeting(role: Role, plane: str, pool: KVPool, config: TransferConfig) -> tuple[Hello, int]:
+    """Return this process's Hello for a plane, and an epoch; D offers its pool."""
+    is_offered = role is Role.DECODE
     return make_hello(
         role,
         NodeConfig(join="nobody", node_id=f"{role.value}-{plane}"),
         model="none",
-        layout=layout,
+        layout=pool.layout,
         capacity_tokens=1 << 20,
         prefill_budget_tokens=1 << 20,
         transfer=config,
-        shm=shm,
+        device_type=pool.device.type,
+        shm=SharedPool(pool.fd, pool.num_pages) if is_offered and pool.fd is not None else None,
+        cuda=cuda_pool(pool) if is_offered else None,
     )
 
 
@@ -95,8 +97,10 @@ class PlaneSender:
             if isinstance(output, TransferArrived):
                 pages = self.pages.take(len(output.prefill.page_ids))
                 self.endpoint.start(output.key)
+                # Nothing waits here: when the pages were posted travels in place of a waiting time.
+                posted_ms = time.monotonic() * 1000
                 self.endpoint.chunk(output.key, 0, pages, is_last=True)
-                self.endpoint.first_token(output.key, Choice(1, None), queue_ms=0.0, prefill_ms=0.0)
+                self.endpoint.first_token(output.key, Choice(1, None), queue_ms=posted_ms, prefill_ms=0.0)
 
 
 def _send_raw(socket: zmq.Socket[bytes], memory: Bytes) -> None:
@@ -107,25 +111,38 @@ def _send_raw(socket: zmq.Socket[bytes], memory: Bytes) -> None:
             socket.send(memory[at : min(at + frame_bytes, num_bytes)].data, copy=False)
 
 
-def serve(folder: Path, layout: KVLayout, num_pages: int) -> None:
-    """Answer on all sockets until the process is ended."""
-    keep_freed_memory()  # as the nodes do
-    pool = KVPool(layout, num_pages, torch.device("cpu"))
+def _fill(pool: KVPool) -> None:
+    """Put something in every page that is not zero."""
+    if pool.device.type == "cuda":
+        pool.data.view(-1).view(torch.uint8).random_(1, 256)
+        torch.cuda.synchronize(pool.device)
+        return
     memory = bytes_of(pool)
     memory[:] = np.random.default_rng(0).integers(0, 256, len(memory), dtype=np.uint8)
+
+
+def serve(folder: Path, layout: KVLayout, num_pages: int, device_name: str, planes: tuple[str, ...]) -> None:
+    """Answer on the sockets of these planes until the process is ended, and on the raw one on a CPU."""
+    keep_freed_memory()  # as the nodes do
+    device = torch.device(device_name)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    pool = KVPool(layout, num_pages, device)
+    _fill(pool)
     context: Context = zmq.Context()
     raw = raw_socket(context)
     raw.bind(address_of(folder, RAW))
     senders = []
-    for plane in PLANES:
+    for plane in planes:
         config = TransferConfig(transfer=plane)
-        hello, epoch = greeting(Role.PREFILL, plane, layout, config)
+        hello, epoch = greeting(Role.PREFILL, plane, pool, config)
         endpoint = SenderEndpoint(context, address_of(folder, plane), pool, config, hello, epoch)
         senders.append(PlaneSender(endpoint, PageSource(num_pages, seed=1)))
     while True:
         for sender in senders:
             sender.turn()
-        _send_raw(raw, memory)
+        if device.type == "cpu":
+            _send_raw(raw, bytes_of(pool))
         if any(sender.endpoint.has_more for sender in senders):
             continue
         sockets: list[Pollable] = [raw]

@@ -8,13 +8,9 @@ is measured out of a cache which a server would not find there either.
 
 from __future__ import annotations
 
-import multiprocessing
-import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
 
 import click
 import numpy as np
@@ -27,60 +23,20 @@ from benchmarks.plane_peer import (
     RAW_REQUEST,
     Bytes,
     Context,
-    PageSource,
     address_of,
     bytes_of,
-    greeting,
     raw_socket,
-    serve,
 )
+from benchmarks.plane_receiver import PlaneReceiver, peer
 from benchmarks.report import Report
-from common.config import TransferConfig
-from common.errors import LocalError
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.messages import PeerInfo, Role, SharedPool, int32s
-from common.request import SamplingParams
 from common.small_machine import keep_freed_memory
-from common.sockets import wait
-from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone
 
 _RAW_FRAME_BYTES = (1 << 20, 4 << 20)
-_PATIENCE_S = 60.0
 # The aims hold where bytes take longer than the messages around them.
 _AIM_PAGES = 16
 _AIMS = {"frames": 0.5, "shm": 0.25}
-
-
-@dataclass(frozen=True, slots=True)
-class PlaneReceiver:
-    """A decode node's end on one plane."""
-
-    plane: str
-    endpoint: ReceiverEndpoint
-    pages: PageSource
-    page_size: int
-
-    def until(self, done: Callable[[], bool]) -> None:
-        """Poll until it is so; whoever waits too long has lost the other process."""
-        give_up_s = time.monotonic() + _PATIENCE_S
-        while not done():
-            if time.monotonic() > give_up_s:
-                raise LocalError(f"nothing comes over the plane {self.plane}")
-            wait(self.endpoint.pollables(), 0.1)
-
-    def connect(self) -> None:
-        """Wait for the other end."""
-        self.until(lambda: self.endpoint.poll(time.monotonic()) == [] and bool(self.endpoint.ready_nodes()))
-
-    def hand_over(self, num_pages: int) -> float:
-        """Move pages once; returns the seconds from granting them to having them."""
-        page_ids = self.pages.take(num_pages)
-        prompt = int32s([1] * (num_pages * self.page_size))
-        started_s = time.perf_counter()
-        self.endpoint.grant(self.endpoint.ready_nodes()[0], prompt, SamplingParams(max_tokens=1), page_ids)
-        self.until(lambda: any(isinstance(o, TransferDone) for o in self.endpoint.poll(time.monotonic())))
-        return time.perf_counter() - started_s
 
 
 class PlainCopies:
@@ -121,39 +77,22 @@ class PlainCopies:
 @contextmanager
 def peers(layout: KVLayout, num_pages: int) -> Iterator[tuple[list[PlaneReceiver], PlainCopies]]:
     """Start the other process and connect everything to it."""
-    spawn = multiprocessing.get_context("spawn")
-    with tempfile.TemporaryDirectory(prefix="bt-") as name:
-        folder = Path(name)
-        process = spawn.Process(target=serve, args=(folder, layout, num_pages), daemon=True)
-        process.start()
+    with peer(layout, num_pages, "cpu", PLANES) as other:
         context: Context = zmq.Context()
         pool = KVPool(layout, num_pages, torch.device("cpu"), shared=True)
         bytes_of(pool)[:] = 0  # so that the system has given the memory
-        receivers = [_receiver(context, folder, plane, pool) for plane in PLANES]
+        receivers = [PlaneReceiver(context, other, plane, pool) for plane in PLANES]
         raw = raw_socket(context)
-        raw.connect(address_of(folder, RAW))
+        raw.connect(address_of(other.folder, RAW))
         try:
             for receiver in receivers:
                 receiver.connect()
             yield receivers, PlainCopies(raw, num_pages * layout.page_bytes)
         finally:
             for receiver in receivers:
-                receiver.endpoint.close()
+                receiver.close()
             raw.close()
             context.destroy(linger=0)
-            process.terminate()
-            process.join()
-
-
-def _receiver(context: Context, folder: Path, plane: str, pool: KVPool) -> PlaneReceiver:
-    config = TransferConfig(transfer=plane)
-    assert pool.fd is not None
-    shared = SharedPool(pool.fd, pool.num_pages)
-    hello, epoch = greeting(Role.DECODE, plane, pool.layout, config, shared)
-    endpoint = ReceiverEndpoint(context, pool, config, hello, epoch)
-    info = PeerInfo(f"{Role.PREFILL.value}-{plane}", address_of(folder, plane), epoch=1)
-    endpoint.set_prefill_nodes([info], time.monotonic())
-    return PlaneReceiver(plane, endpoint, PageSource(pool.num_pages, seed=2), pool.layout.page_size)
 
 
 @click.command()
@@ -179,7 +118,7 @@ def main(pages: str, layers: int, rounds: int, *, save: bool) -> None:
 
             for _ in range(rounds):
                 for receiver in receivers:
-                    note(receiver.plane, receiver.hand_over(num_pages))
+                    note(receiver.plane, receiver.hand_over(num_pages).from_grant_s)
                 note("memcpy", copies.memcpy(num_bytes))
                 for frame_bytes in _RAW_FRAME_BYTES:
                     note("raw", copies.receive(num_bytes, frame_bytes))

@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from benchmarks.measure import median
+from benchmarks.percentiles import median
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 760, 190, 56, 34, 44
 _SLICES = 150

@@ -14,7 +14,7 @@ import click
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.local_node import LocalNode
+from benchmarks.local_node import LocalNode, load_local
 from benchmarks.measure import model_folder, random_prompt
 from benchmarks.report import Report
 from common.request import SamplingParams
@@ -52,8 +52,9 @@ def main(model: str, dtype: str, tokens: int, budget: int, rounds: int, *, save:
     report = Report.of_command("prefill")
     with model_folder(model, tokens + 1) as folder:
         theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
-        ours = LocalNode(folder, dtype, num_requests=1, max_len=tokens + 1, prefill_budget=budget)
-        prompt = random_prompt(tokens, ours.vocab_size, seed=0)
+        engine = load_local(folder, dtype, num_requests=1, max_len=tokens + 1, prefill_budget=budget)
+        ours = LocalNode(engine, colocated=True)
+        prompt = random_prompt(tokens, engine.spec.vocab_size, seed=0)
         their_s, our_s = [], []
         for _ in range(rounds + 1):  # the first warms up
             their_s.append(time_of_transformers(theirs, prompt))

@@ -6,6 +6,7 @@ run) and with the aim that it is held against.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -13,7 +14,7 @@ import subprocess
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import torch
 from common.small_machine import available_cores
 
 RESULTS = Path(__file__).parent / "results"
-_PACKAGES = ("torch", "transformers", "pyzmq", "numpy")
+_PACKAGES = ("torch", "transformers", "pyzmq", "numpy", "triton", "flashinfer-python")  # those that are here
 _NOT_MEASURED = ("save", "plot", "profile")  # options that change nothing of what is measured
 # What decides how fast a CPU multiplies.
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
@@ -70,13 +71,18 @@ class Report:
         """Add a figure; `limits` are the other fields of Figure."""
         self.figures.append(Figure(name, value, unit, **limits))
 
-    def publish(self, *, save: bool) -> None:
-        """Print the table and the JSON line; keep the latter in results/ when asked to."""
+    def publish(self, *, save: bool, label: str = "") -> None:
+        """Print the table and the JSON line; keep the latter in results/ when asked to.
+
+        Args:
+            label: tells several runs of a benchmark apart, in the name of the file.
+        """
         click.echo(_table(self.figures))
         record = self._record()
         if save:
             RESULTS.mkdir(exist_ok=True)
-            path = RESULTS / f"{self.benchmark}-{record['date'][:10]}-{record['commit'] or 'unknown'}.json"
+            name = "-".join(filter(None, (self.benchmark, label)))
+            path = RESULTS / f"{name}-{record['date'][:10]}-{record['commit'] or 'unknown'}.json"
             path.write_text(json.dumps(record, indent=1) + "\n")
             click.echo(f"\nsaved to {path.relative_to(RESULTS.parent.parent)}")
         click.echo("\n" + json.dumps(record))
@@ -88,10 +94,18 @@ class Report:
             "commit": _commit(),
             "machine": _machine(),
             "load_average": {"before": self.load_before, "after": os.getloadavg()},
-            "versions": {"python": platform.python_version(), **{p: version(p) for p in _PACKAGES}},
+            "versions": {"python": platform.python_version(), **_versions()},
             "options": self.options,
             "figures": [_record_of(figure) for figure in self.figures],
         }
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found
 
 
 def _record_of(figure: Figure) -> dict[str, Any]:
@@ -133,7 +147,7 @@ def _number(value: float) -> str:
 
 
 def _machine() -> dict[str, Any]:
-    """Facts from /proc/cpuinfo (of the first processor) and torch."""
+    """Facts from /proc/cpuinfo (of the first processor), torch and nvidia-smi."""
     facts: dict[str, str] = {}
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         key, _, value = line.partition(":")
@@ -144,18 +158,28 @@ def _machine() -> dict[str, Any]:
         "cores": available_cores(),
         "torch_threads": torch.get_num_threads(),
         "flags": [flag for flag in _FLAGS if flag in flags],
+        "system": f"{platform.system()} {platform.release()}",
+        "gpus": _gpus(),
     }
+
+
+def _gpus() -> list[dict[str, str]]:
+    """Return name, driver and memory of each GPU, as nvidia-smi tells them; none where it is not there."""
+    fields = ("name", "driver_version", "memory.total")
+    said = _said("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader")
+    return [dict(zip(fields, line.split(", "), strict=False)) for line in (said or "").splitlines()]
 
 
 def _commit() -> str | None:
     """Return the commit of the project's folder, marked when the code is not quite that; None without git."""
+    return _said("git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*")
+
+
+def _said(*command: str) -> str | None:
+    """Return what a command printed in the project's folder; None where it failed or is not there."""
     try:
         return subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=10", "--exclude=*"],
-            cwd=RESULTS.parent,
-            capture_output=True,
-            text=True,
-            check=True,
+            command, cwd=RESULTS.parent, capture_output=True, text=True, check=True
         ).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
         return None

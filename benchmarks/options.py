@@ -1,0 +1,25 @@
+"""Options that several benchmarks have. Knows no benchmark."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+import click
+
+
+def choices_of(config: type[Any], name: str) -> click.Choice[str]:
+    """Return the values that a field of a config can have."""
+    field = next(field for field in fields(config) if field.name == name)
+    return click.Choice(field.metadata["choices"])
+
+
+def whole_numbers(context: click.Context, param: click.Parameter, value: str) -> list[int]:
+    """Read numbers above 0, separated by commas; an empty text is none."""
+    try:
+        numbers = [int(number) for number in value.split(",") if value]
+    except ValueError:
+        raise click.BadParameter("not whole numbers, separated by commas") from None
+    if any(number < 1 for number in numbers):
+        raise click.BadParameter("numbers above 0 are wanted")
+    return numbers
