@@ -1,0 +1,140 @@
+"""Every kernel against plain operations in higher precision."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+
+from common.attention.splits import SPLIT_UNIT_TOKENS, pack_splits
+from common.device.packed import PackedBlock
+from common.model.rotary import rope_frequencies, rope_table, rotate
+
+pytest.importorskip("triton")
+
+from common.kernels.activation import silu_mul
+from common.kernels.decode_attention import DecodeWorkspace, attend_decode
+from common.kernels.norm import add_rms_norm, rms_norm
+from common.kernels.rotary import rotate_append
+
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# A unit in the last place of each type near 4, the largest that the inputs below give.
+LAST_PLACE = {torch.float32: 5e-6, torch.bfloat16: 0.04, torch.float16: 0.005}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("width", [96, 576, 4096])
+def test_norms(gpu: torch.device, dtype: torch.dtype, width: int) -> None:
+    x, residual = torch.randn(2, 33, width, dtype=dtype, device=gpu)
+    weight = torch.rand(width, dtype=dtype, device=gpu)
+    total = residual + x
+    close = {"rtol": 0.0, "atol": LAST_PLACE[dtype]}
+    torch.testing.assert_close(rms_norm(x, weight, 1e-5), F.rms_norm(x, (width,), weight, 1e-5), **close)
+    summed = residual.clone()
+    normed = add_rms_norm(x, summed, weight, 1e-5)
+    assert torch.equal(summed, total)
+    torch.testing.assert_close(normed, F.rms_norm(total, (width,), weight, 1e-5), **close)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gated_activation(gpu: torch.device, dtype: torch.dtype) -> None:
+    gate_up = torch.randn(17, 2 * 1536, dtype=dtype, device=gpu)
+    gate, up = gate_up.chunk(2, -1)
+    expected = F.silu(gate) * up
+    torch.testing.assert_close(silu_mul(gate_up), expected, rtol=0.0, atol=LAST_PLACE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(9, 3, 64), (32, 8, 128), (7, 1, 80)])
+@pytest.mark.parametrize("normed", [False, True])
+def test_rotation_and_append(
+    gpu: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, normed: bool
+) -> None:
+    tokens, page = 29, 16
+    qkv = torch.randn(tokens, heads + 2 * kv_heads, head_dim, dtype=dtype, device=gpu)
+    table = rope_table(rope_frequencies(head_dim, 1e4, None), 512, dtype).to(gpu)
+    positions = torch.randint(0, 512, (tokens,), device=gpu)
+    loc = torch.randperm(20 * page, device=gpu)[:tokens] + page
+    norms = (torch.rand(head_dim, dtype=dtype, device=gpu), torch.rand(head_dim, dtype=dtype, device=gpu))
+    pool = torch.zeros(21, 2, page, kv_heads, head_dim, dtype=dtype, device=gpu)
+    q, k = rotate_append(
+        qkv.view(tokens, -1),
+        table,
+        positions,
+        loc,
+        pool,
+        norms if normed else None,
+        1e-5,
+        heads,
+        keep_k=True,
+    )
+    want_q, want_k, v = qkv.split((heads, kv_heads, kv_heads), 1)
+    if normed:
+        want_q, want_k = (
+            F.rms_norm(x, (head_dim,), w, 1e-5) for x, w in zip((want_q, want_k), norms, strict=True)
+        )
+    cos, sin = table[positions].unsqueeze(2).unbind(1)
+    close = {"rtol": 0.0, "atol": LAST_PLACE[dtype]}
+    torch.testing.assert_close(q, rotate(want_q, cos, sin), **close)
+    assert k is not None
+    torch.testing.assert_close(k, rotate(want_k, cos, sin), **close)
+    want_pool = torch.zeros_like(pool)
+    want_pool[loc // page, 0, loc % page] = k
+    want_pool[loc // page, 1, loc % page] = v
+    assert torch.equal(pool, want_pool)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (32, 8, 128), (28, 4, 128), (4, 2, 16)]
+)
+@pytest.mark.parametrize(("page", "spare"), [(16, 66), (1, 3), (64, 0)])
+def test_decode_attention(
+    gpu: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page: int, spare: int
+) -> None:
+    draw = random.Random(0)
+    lens = [1, 2, 63, 64, 65, 1000, *(draw.randrange(1, 3000) for _ in range(9))]
+    width = -(-max(lens) // page)
+    num_pages = [-(-n // page) for n in lens]
+    order = (torch.randperm(sum(num_pages)) + 1).split(num_pages)
+    table = torch.zeros(len(lens) + 1, width, dtype=torch.int64)
+    for row, pages in enumerate(order, 1):
+        table[row, : len(pages)] = pages
+    # What no request holds is NaN: reading it would show.
+    pool = torch.full((sum(num_pages) + 1, 2, page, kv_heads, head_dim), torch.nan, dtype=dtype, device=gpu)
+    q = torch.randn(len(lens), heads, head_dim, dtype=dtype, device=gpu)
+    expected = []
+    for i, n in enumerate(lens):
+        tokens = torch.arange(n)
+        ids = order[i][tokens // page]
+        k, v = torch.randn(2, n, kv_heads, head_dim, dtype=dtype, device=gpu)
+        pool[ids, 0, tokens % page], pool[ids, 1, tokens % page] = k, v
+        k, v = (x.double().repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+        scores = torch.einsum("hd,nhd->hn", q[i].double(), k) * head_dim**-0.5
+        expected.append(torch.einsum("hn,nhd->hd", scores.softmax(-1), v))
+    block = PackedBlock(gpu)
+    padded = len(lens) + 1
+    splits = pack_splits(block, lens, padded, spare)
+    rows = block.add([*range(1, len(lens) + 1), 0], np.int64)
+    block.ship()
+    workspace = DecodeWorkspace.of(padded + spare, padded, heads, kv_heads, head_dim, gpu)
+    padded_q = torch.cat((q, q[:1]))
+    seq_lens = torch.tensor([*lens, 1], dtype=torch.int32, device=gpu)
+    for _ in range(3):  # the counters are ready for the next launch
+        out = attend_decode(
+            padded_q,
+            pool,
+            table.to(gpu),
+            rows,
+            seq_lens,
+            (splits.requests, splits.starts, splits.tokens, splits.indptr),
+            workspace,
+            SPLIT_UNIT_TOKENS,
+        )
+        # Weights are rounded to the type before they meet the values.
+        atol = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}[dtype]
+        torch.testing.assert_close(out[:-1].double(), torch.stack(expected), rtol=0.0, atol=atol)
+    assert not workspace.arrived.any()
