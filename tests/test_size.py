@@ -1,7 +1,12 @@
-"""The core can be read in an afternoon: it stays under 9,000 lines, blank ones and comments left out."""
+"""The core can be read in an afternoon: its code stays under 9,000 lines.
+
+Blank lines, comments and docstrings are left out: they are what makes code quick to read, not what makes it
+long.
+"""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -9,15 +14,28 @@ CORE = ("common", "transfer", "prefill_node", "decode_node")
 LIMIT = 9_000
 
 
+def code_lines(source: str) -> int:
+    """Count the lines of a file that are code."""
+    lines = source.splitlines()
+    code = {i for i, line in enumerate(lines, 1) if line.strip() and not line.lstrip().startswith("#")}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):  # a docstring
+            code -= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+    return len(code)
+
+
 def test_the_core_stays_small() -> None:
     lines = {
-        folder: sum(
-            1
-            for path in (ROOT / folder).rglob("*.py")
-            for line in path.read_text().splitlines()
-            if line.strip() and not line.lstrip().startswith("#")
-        )
-        for folder in CORE
+        folder: sum(code_lines(path.read_text()) for path in (ROOT / folder).rglob("*.py")) for folder in CORE
     }
-    print(f"core: {sum(lines.values())} lines {lines}")  # noqa: T201
+    print(f"core: {sum(lines.values())} lines of code {lines}")  # noqa: T201
     assert sum(lines.values()) < LIMIT, lines
+
+
+def test_lines_are_counted() -> None:
+    assert (
+        code_lines(
+            '"""Doc\nstring."""\n\n# comment\nx = 1  # code\n\n\ndef f():\n    """Doc."""\n    y(\n    )\n'
+        )
+        == 4
+    )

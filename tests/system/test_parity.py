@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.system.client import Client
+from tests.system.client import Client, Outcome
 from tests.system.oracle import Case
 from tests.system.server import running
 
@@ -56,3 +57,31 @@ def client(request: pytest.FixtureRequest, model: Path) -> Iterator[Client]:
 
 def test_set_up(client: Client, cases: list[Case]) -> None:
     check_alone_and_together(client, cases)
+
+
+async def wait_for_tokens(outcomes: list[Outcome]) -> None:
+    """Wait until every stream has brought something."""
+    while not all(outcome.token_ids for outcome in outcomes):
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_prompts_that_come_while_others_decode(model: Path, cases: list[Case], overlap: str) -> None:
+    """One node computes them in the same steps: neither changes the other."""
+
+    async def stream(client: Client) -> list[tuple[Case, Outcome]]:
+        asked: list[tuple[Case, Outcome]] = []
+        async with client.session() as http, asyncio.TaskGroup() as group:
+            for wave in (cases[::2], cases[::-1], cases[1::2]):
+                started = [(case, Outcome()) for case in wave]
+                for case, outcome in started:
+                    group.create_task(client.follow(http, case.body(stream=True), outcome))
+                asked += started
+                await wait_for_tokens([outcome for _, outcome in started[:2]])
+        return asked
+
+    with running(model, "--colocated", "--overlap", overlap) as server:
+        client = Client(server.url, server.model)
+        for case, outcome in asyncio.run(stream(client)):
+            case.check(outcome)
+        client.assert_ledger_clean()
