@@ -53,7 +53,16 @@ def plan_gpus(
     """
     missing = [gpu for _, chosen in phases for gpu in chosen or () if gpu >= num_gpus]
     if missing:
-        raise ConfigError(f"GPU {missing[0]} is not there: torch sees {num_gpus}, numbered from 0")
+        raise ConfigError(
+            f"GPU {missing[0]} is not there: torch sees {num_gpus}, numbered from 0 (CUDA_VISIBLE_DEVICES, "
+            "where it is set, says which)"
+        )
+    for num_nodes, chosen in phases:
+        if chosen and len(set(chosen)) > num_nodes:
+            raise ConfigError(
+                f"{len(set(chosen))} GPUs are named for {num_nodes} node{'s' * (num_nodes > 1)} "
+                f"({','.join(map(str, chosen))}): a node runs on one; more nodes are --prefill N, --decode N"
+            )
     asked = [
         chosen[i % len(chosen)] if chosen else None for num_nodes, chosen in phases for i in range(num_nodes)
     ]

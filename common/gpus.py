@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import warnings
 
 from common.config import EngineConfig
 from common.errors import ConfigError
@@ -41,7 +42,7 @@ def count_gpus(config: EngineConfig) -> int:
         there = f"torch sees {num_gpus}, numbered from 0" if num_gpus else why_none
         raise ConfigError(f"--gpu {config.gpu}: {there}")
     if wanted and num_gpus == 0:
-        log.info("running on the CPU: %s", why_none)
+        log.warning("running on the CPU: %s", why_none)
     return num_gpus
 
 
@@ -67,4 +68,10 @@ def _visible_gpus() -> tuple[int, str]:
         return 0, f"torch {torch.__version__} was built without CUDA"
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = "" if chosen is None else f" with CUDA_VISIBLE_DEVICES={chosen}"
-    return torch.cuda.device_count(), f"no GPU is visible to torch {torch.__version__}{why}"
+    # device_count alone asks the driver's own tools, which also see GPUs that this torch cannot use.
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        usable = torch.cuda.is_available()
+    reasons = [str(warning.message).splitlines()[0] for warning in said]
+    what = "; ".join([f"no GPU is usable by torch {torch.__version__}{why}", *reasons])
+    return torch.cuda.device_count() if usable else 0, what

@@ -15,7 +15,7 @@ from enum import Enum
 
 MAX_DELAY_S = 10.0
 CALM_S = 10.0  # ready for so long: the next death is the first again
-STARTUP_S = 600.0  # loading a model has no sign of life, and a slow disk takes minutes
+STARTUP_S = 1800.0  # no sign of life: a slow disk takes minutes, kernels built on few cores ten
 
 
 class Phase(Enum):

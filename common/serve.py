@@ -125,7 +125,10 @@ def place_nodes(config: ServeConfig, num_gpus: int) -> dict[str, GpuShare]:
     if num_gpus == 0:
         for option, value in (("--prefill-gpus", prefill_gpus), ("--decode-gpus", decode_gpus)):
             if value is not None:
-                raise ConfigError(f"{option} is set, but the nodes run on the CPU")
+                raise ConfigError(
+                    f"{option} is set, but the nodes run on the CPU: --device cpu was given, or torch finds "
+                    "no GPU that it can use"
+                )
         if transfer == "cuda-ipc":
             raise ConfigError("--transfer cuda-ipc is for nodes on GPUs, and these run on the CPU")
         return {}
@@ -145,8 +148,11 @@ def plan_services(
     model = replace(config.model, model=folder)
     served_name = config.gateway.served_model_name or config.model.model
     gateway = replace(config.gateway, served_model_name=served_name)
+    # Decided once: a child that could decide again might do so differently.
+    device = "cuda" if shares else "cpu"
     # Who starts more nodes by hand beside these says how many there are in all.
-    engine = replace(config.engine, local_nodes=config.engine.local_nodes or len(config.node_names))
+    local_nodes = config.engine.local_nodes or len(config.node_names)
+    engine = replace(config.engine, device=device, local_nodes=local_nodes)
 
     def child(name: str, role: str, *configs: object) -> ChildSpec:
         argv = (*launch.command, role, folder, *to_argv(model, *configs, config.log))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 
-from common.device.streams import Stream
+from common.device.streams import Event
 from common.device.watch import EventWatch
 from common.engine.loader import Engine
 from common.engine.step_loop import StepLoop
@@ -58,8 +58,7 @@ class Handoff:
             self._engine.runner.grant(request)
         step = self._scheduler.next_step(now) if self.loop.can_launch else None
         if step is not None:
-            self.loop.launch(step)
-            self._send(step)
+            self._send(step, after=self.loop.launch(step))
         done = step is not None
         for result in self.loop.results(launched=step is not None):
             done = True
@@ -69,8 +68,7 @@ class Handoff:
                 )
         return done
 
-    def _send(self, step: PrefillStep[TransferKey]) -> None:
-        launched = self._engine.streams.record(Stream.FORWARD)
+    def _send(self, step: PrefillStep[TransferKey], after: Event) -> None:
         for chunk in step.chunks:
             if chunk.is_first:
                 self._endpoint.start(chunk.job.key)
@@ -79,5 +77,5 @@ class Handoff:
                 chunk.plan.first_page,
                 chunk.plan.page_ids,
                 is_last=chunk.plan.is_last,
-                after=launched,
+                after=after,
             )

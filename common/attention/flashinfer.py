@@ -10,9 +10,11 @@ that copy is queued, it would be torn. So there are several, in a ring, each beh
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +26,8 @@ from common.attention.splits import SPLIT_UNIT_TOKENS, DecodeSplits, pack_splits
 from common.device.packed import PackedBlock
 from common.kernels.decode_attention import DecodeWorkspace, attend_decode
 from common.kv.pool import KVPool
+
+log = logging.getLogger("baton.engine")
 
 HEAD_DIMS = (64, 128, 256)  # that flashinfer's prefill kernels are built for
 _WORKSPACE_BYTES = 384 << 20  # flashinfer's own advice is 128 MiB; long prompts in many pieces need more
@@ -46,6 +50,22 @@ class _Prefill:
 
     num_tokens: int
     attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v)
+
+
+def announce_build(head_dim: int, dtype: torch.dtype) -> None:
+    """Say what is going to be built, where flashinfer's cache has no kernels for prompts of this kind."""
+    from flashinfer.jit import env
+
+    kind = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    name = f"batch_prefill*dtype_q_{kind}_*head_dim_qk_{head_dim}_*/*.so"
+    caches = [Path(folder) for folder in (env.FLASHINFER_AOT_DIR, env.FLASHINFER_JIT_DIR)]
+    if not any(cache.is_dir() and any(cache.glob(name)) for cache in caches):
+        log.info(
+            "building flashinfer's prefill kernels for heads of %d in %s: 1 to 10 minutes, by the number of "
+            "cores; once, then they are cached",
+            head_dim,
+            dtype,
+        )
 
 
 class FlashInferAttention:
@@ -114,7 +134,7 @@ class FlashInferAttention:
         splits = inputs.splits
         assert splits is not None
         return attend_decode(
-            q,
+            q.contiguous(),
             self._pages[layer],
             inputs.page_table,
             rows,
@@ -160,7 +180,7 @@ class FlashInferAttention:
         ]
         ids = torch.cat(tables).int()
         qo_indptr, kv_indptr = _pinned((0, *accumulate(extend_lens))), _pinned((0, *accumulate(num_pages)))
-        last_page_lens = _pinned([(length - 1) % size + 1 for length in lens])
+        last_page_lens, seq_lens = _pinned([(length - 1) % size + 1 for length in lens]), _pinned(lens)
 
         def plan() -> None:
             wrapper.plan(
@@ -175,6 +195,7 @@ class FlashInferAttention:
                 causal=True,
                 q_data_type=self._dtype,
                 kv_data_type=self._dtype,
+                seq_lens=seq_lens,  # it would make them itself, in pageable memory
             )
 
         self._in_slot(wrapper, plan)

@@ -5,7 +5,7 @@ Knows no scheduler. Host lengths decide shapes, so that nothing is read back fro
 The pool keeps K and V of a page side by side; seen as halves, a layer is
 
     half    0       1       2       3       4       5
-          [K of 0][V of 0][K of 1][V of 1][K of 2][V of 2] ...       (page 0 is padding, and zero)
+          [K of 0][V of 0][K of 1][V of 1][K of 2][V of 2] ...       (page 0 is padding)
 
 1. One gather of halves 2p, then 2p + 1, copies whole pages: [K and V, request, token, KV head].
 2. One copy out of that (it is in the cache now) puts each head's tokens side by side.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+import weakref
 from dataclasses import dataclass
 
 import torch
@@ -17,6 +18,7 @@ from torch import Tensor
 log = logging.getLogger("baton.device")
 
 HANDLE_BYTES = 64  # of a cudaIpcMemHandle_t
+GRANULE_BYTES = 2 << 20  # of the driver's allocations
 MEMORY_WAIT_S = 30.0
 _MEMORY_POLL_S = 0.1
 
@@ -51,7 +53,7 @@ class _ArrayInterface:
 
 
 class DeviceMemory:
-    """Bytes of one device, as `size` zeros at `address`. Freed when the last tensor over it is gone."""
+    """At least `size` zeros of one device, at `address`. Freed when the last tensor over them is gone."""
 
     def __init__(self, size: int, device: torch.device) -> None:
         """Allocate.
@@ -59,17 +61,18 @@ class DeviceMemory:
         Raises:
             DeviceMemoryError: they are not there.
         """
-        self.size = size
+        # A smaller block may share its allocation with others, whom a handle would give away too.
+        self.size = -(-size // GRANULE_BYTES) * GRANULE_BYTES
         self.device = device
         with torch.cuda.device(device):
-            (pointer,) = _call("cudaMalloc", size)
+            (pointer,) = _call("cudaMalloc", self.size)
             self.address = int(pointer)  # type: ignore[call-overload]
-            _call("cudaMemset", self.address, 0, size)
+            _call("cudaMemset", self.address, 0, self.size)
 
-    def tensor(self) -> Tensor:
-        """See the bytes as a tensor, [size] u8."""
+    def tensor(self, size: int) -> Tensor:
+        """See the first bytes as a tensor, [size] u8."""
         interface = {
-            "shape": (self.size,),
+            "shape": (size,),
             "typestr": "|u1",
             "data": (self.address, False),
             "version": 3,
@@ -92,29 +95,43 @@ class DeviceMemory:
 class MappedMemory:
     """Another process's DeviceMemory, mapped here by its handle until the last reference to it is gone.
 
-    Its owner's death leaves it allocated.
+    Its owner's death leaves it allocated. Unmapping a dead owner's gives it back, which can take seconds: the
+    last reference is not to go on a node's loop.
     """
 
-    def __init__(self, handle: bytes, device: torch.device) -> None:
+    def __init__(self, handle: bytes, device: torch.device, least_bytes: int) -> None:
         """Map it for kernels that run on `device`.
 
         Raises:
-            DeviceMemoryError: the handle is stale, or the devices cannot reach each other.
+            DeviceMemoryError: the handle is stale, the devices cannot reach each other, or it is smaller than
+                `least_bytes`: a write past its end would cost this process its context.
         """
         runtime = _runtime()
-        self._device = device
         with torch.cuda.device(device):
             native = runtime.cudaIpcMemHandle_t()  # type: ignore[attr-defined]
             native.reserved = handle
             flags = runtime.cudaIpcMemLazyEnablePeerAccess  # type: ignore[attr-defined]
             (pointer,) = _call("cudaIpcOpenMemHandle", native, flags)
-        self.address = int(pointer)  # type: ignore[call-overload]
+            self.address = int(pointer)  # type: ignore[call-overload]
+            # Not __del__: weak references would still find the object while that is at work.
+            weakref.finalize(self, _unmap, self.address, device).atexit = False
+            size = _mapped_bytes(self.address)
+        if size < least_bytes:
+            raise DeviceMemoryError(f"it has {size} bytes, not {least_bytes}")
 
-    def __del__(self) -> None:
-        """Unmap. A dead owner's memory is given back now, which can take seconds: not on a node's loop."""
-        if (address := getattr(self, "address", None)) is not None:
-            with contextlib.suppress(DeviceMemoryError, ImportError), torch.cuda.device(self._device):
-                _call("cudaIpcCloseMemHandle", address)
+
+def _unmap(address: int, device: torch.device) -> None:
+    with contextlib.suppress(DeviceMemoryError, ImportError), torch.cuda.device(device):
+        _call("cudaIpcCloseMemHandle", address)
+
+
+def _mapped_bytes(address: int) -> int:
+    from cuda.bindings import driver
+
+    status, _, size = driver.cuMemGetAddressRange(address)
+    if int(status) != 0:
+        raise DeviceMemoryError(f"cuMemGetAddressRange: error {int(status)}")
+    return int(size)
 
 
 def free_and_total_bytes(device: torch.device) -> tuple[int, int]:
@@ -130,8 +147,8 @@ def wait_for_memory(device: torch.device, need_bytes: int, timeout_s: float = ME
     give_up_s = time.monotonic() + timeout_s
     free_bytes, _ = free_and_total_bytes(device)
     if free_bytes < need_bytes:
-        log.info(
-            "%s has %d MiB free of the %d that are needed: waiting for %.0f s at the most",
+        log.warning(
+            "%s has %d MiB free of the %d that this node is to have: waiting for %.0f s at the most",
             device,
             free_bytes >> 20,
             need_bytes >> 20,
@@ -140,4 +157,6 @@ def wait_for_memory(device: torch.device, need_bytes: int, timeout_s: float = ME
     while free_bytes < need_bytes and time.monotonic() < give_up_s:
         time.sleep(_MEMORY_POLL_S)
         free_bytes, _ = free_and_total_bytes(device)
+    if free_bytes < need_bytes:
+        log.warning("%s: going on with %d MiB; others hold the rest", device, free_bytes >> 20)
     return free_bytes

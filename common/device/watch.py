@@ -25,7 +25,7 @@ class EventWatch:
         self._thread: threading.Thread | None = None
         if device.type == "cuda":
             self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-            self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+            self._thread = threading.Thread(target=self._run, args=(device,), name=name, daemon=True)
             self._thread.start()
 
     def watch(self, event: Event) -> None:
@@ -53,8 +53,9 @@ class EventWatch:
             os.close(self._fd)
             self._thread = self._fd = None
 
-    def _run(self) -> None:
+    def _run(self, device: torch.device) -> None:
         assert self._fd is not None
+        torch.cuda.set_device(device)  # a new thread is on GPU 0, and would make a context there
         while (event := self._events.get()) is not None:
             event.synchronize()
             os.eventfd_write(self._fd, 1)

@@ -50,10 +50,11 @@ class DecodeGraphs:
         self._sizes = padded_sizes(max_running)
         self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
         largest, device = self._sizes[-1], streams.device
-        self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=device)
-        self._input_ids = torch.zeros(largest, dtype=torch.int64, device=device)
-        shape = (largest, decoder.spec.vocab_size)
-        self._logits = torch.empty(shape, dtype=decoder.dtype, device=device)
+        with streams.forward():
+            self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=device)
+            self._input_ids = torch.zeros(largest, dtype=torch.int64, device=device)
+            shape = (largest, decoder.spec.vocab_size)
+            self._logits = torch.empty(shape, dtype=decoder.dtype, device=device)
 
     def buffers_for(self, batch: ScheduleBatch) -> GraphBuffers | None:
         """Return where the inputs of a batch go, or None where it has to run without a graph."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,8 +23,8 @@ from common.engine.batch import ScheduleBatch
 from common.engine.chunking import resolve_max_running, resolve_prefill_budget
 from common.engine.cuda_graphs import padded_sizes
 from common.engine.model_runner import ModelRunner
-from common.engine.sizing import StepSizes, cpu_num_pages, gpu_num_pages, step_bytes
-from common.engine.warm_up import decode_batch, extend_batch
+from common.engine.sizing import StepSizes, cpu_num_pages, gpu_num_pages, step_bytes, weight_bytes
+from common.engine.warm_up import GREEDY, decode_batch, extend_batch, mixed_batch
 from common.errors import ConfigError
 from common.gpus import node_gpu
 from common.kv.layout import KVLayout
@@ -73,6 +75,16 @@ def load_engine(folder: Path, model: ModelConfig, config: EngineConfig, duties: 
     Raises:
         ConfigError: the model or a setting does not work here.
     """
+    try:
+        return _load(folder, model, config, duties)
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(
+            f"the GPU's memory is too small while the model is loaded ({str(error).splitlines()[0]}): lower "
+            "--gpu-memory-fraction, --prefill-budget or --max-running"
+        ) from error
+
+
+def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties) -> Engine:
     gpu = node_gpu(config)
     device = torch.device("cpu") if gpu is None else torch.device("cuda", gpu)
     on_gpu = device.type == "cuda"
@@ -83,22 +95,25 @@ def load_engine(folder: Path, model: ModelConfig, config: EngineConfig, duties: 
     spec = load_spec(folder, model.load_format)
     dtype = resolve_dtype(model.dtype, spec, on_gpu=on_gpu)
     layout = spec.kv_layout(config.page_size, dtype)
-    # Requests that run, and as many whose pages are on their way.
-    num_rows = 2 * max_running
+    # A decode node has requests that run, and as many whose pages are on their way.
+    num_rows = 2 * max_running if duties.decodes else max_running
     backend = _choose_attention(config, spec, dtype, device)
     graph_sizes = _graph_sizes(config, backend, max_running) if duties.decodes else 0
+    # A step of prompts beside requests that decode has both.
+    tokens = (budget if duties.prefills else 0) + (max_running if duties.decodes else 0)
+    sizes = StepSizes(tokens=tokens, samples=max_running, rows=num_rows)
+    beside_bytes = step_bytes(spec, dtype, sizes, config.page_size)
+    if on_gpu:
+        _await_memory(config, layout, device, weight_bytes(spec, dtype), beside_bytes)
     with _stage(f"weights of {folder.name} as {dtype}"):
         weights = read_weights(folder, spec, dtype, device, model.load_format)
         if on_gpu:
             torch.cuda.synchronize(device)
-    # A step of prompts beside requests that decode has both.
-    tokens = (budget if duties.prefills else 0) + (max_running if duties.decodes else 0)
-    sizes = StepSizes(tokens=tokens, samples=max_running, rows=num_rows)
-    pool = _make_pool(config, layout, device, step_bytes(spec, dtype, sizes), duties)
+    pool = _make_pool(config, layout, device, beside_bytes, duties)
     streams = Streams(device)
     attention: AttentionBackend
     if backend == "flashinfer":
-        from common.attention.flashinfer import FlashInferAttention
+        from common.attention.flashinfer import FlashInferAttention, announce_build
 
         attention = FlashInferAttention(pool, spec.heads, max(padded_sizes(max_running)[-1], max_running))
     else:
@@ -113,10 +128,9 @@ def load_engine(folder: Path, model: ModelConfig, config: EngineConfig, duties: 
         debug=config.debug_checks,
     )
     if on_gpu:
-        log.info(
-            "running the largest steps; kernels that are not in the cache are built (flashinfer: minutes)"
-        )
-        with _stage("largest steps"):
+        if backend == "flashinfer" and duties.prefills:
+            announce_build(spec.head_dim, pool.data.dtype)
+        with _stage("largest steps, and kernels that had to be built"):
             runner.warm_up(_largest_steps(spec, config, duties, budget, max_running))
     log.info(
         "loaded %s as %s on %s: %d pages of %d tokens (%d MiB), %d tokens a prefill batch, attention %s",
@@ -148,22 +162,39 @@ def _make_pool(
     if device.type == "cpu":
         num_pages = cpu_num_pages(config, layout, available_memory_bytes())
         return KVPool(layout, num_pages, device, shared=duties.shares_pool)
-    weight_bytes = torch.cuda.memory_reserved(device)
-    _, total_bytes = free_and_total_bytes(device)
-    # What a node that died here has left can take seconds to come back.
-    wanted = int(total_bytes * config.gpu_memory_fraction) - weight_bytes
-    if config.kv_pages is not None:
-        wanted = beside_bytes + (config.kv_pages + 1) * layout.page_bytes
-    free_bytes = wait_for_memory(device, wanted)
+    free_bytes, total_bytes = free_and_total_bytes(device)
     num_pages = gpu_num_pages(
         config,
         layout,
         total_bytes=total_bytes,
         free_bytes=free_bytes,
-        weight_bytes=weight_bytes,
+        weight_bytes=torch.cuda.memory_reserved(device),
         beside_bytes=beside_bytes,
     )
     return KVPool(layout, num_pages, device, shared=duties.shares_pool)
+
+
+def _await_memory(
+    config: EngineConfig, layout: KVLayout, device: torch.device, weight_bytes: int, beside_bytes: int
+) -> None:
+    """Wait until this node's part of the GPU is free: what a node that died here had comes back late.
+
+    Raises:
+        ConfigError: what is free in the end does not do.
+    """
+    _, total_bytes = free_and_total_bytes(device)
+    wanted = int(total_bytes * config.gpu_memory_fraction)
+    if config.kv_pages is not None:
+        wanted = weight_bytes + beside_bytes + (config.kv_pages + 1) * layout.page_bytes
+    free_bytes = wait_for_memory(device, wanted)
+    gpu_num_pages(
+        config,
+        layout,
+        total_bytes=total_bytes,
+        free_bytes=free_bytes - weight_bytes,
+        weight_bytes=weight_bytes,
+        beside_bytes=beside_bytes,
+    )
 
 
 def _largest_steps(
@@ -177,7 +208,9 @@ def _largest_steps(
         if spec.context_length > page:  # prompts with a prefix take kernels of their own
             steps.append(extend_batch(page, min(page, spec.context_length - page), page))
     if duties.decodes:
-        steps.append(decode_batch(max_running, page))
+        steps += [decode_batch(max_running, page, GREEDY), decode_batch(max_running, page)]
+    if duties.prefills and duties.decodes:
+        steps.append(mixed_batch(min(page, spec.context_length), page))
     return steps
 
 
@@ -204,6 +237,11 @@ def _why_no_flashinfer(spec: ModelSpec, dtype: str, device: torch.device) -> str
         return "it needs a GPU"
     if importlib.util.find_spec("flashinfer") is None:
         return f"it is not installed; {FLASHINFER_HINT}"
+    if importlib.util.find_spec("flashinfer_jit_cache") is None and not _has_nvcc():
+        return (
+            "it builds its kernels with nvcc, which is not here; install NVIDIA's CUDA toolkit (and set "
+            "CUDA_HOME where it is not /usr/local/cuda), or the package flashinfer-jit-cache"
+        )
     from common.attention.flashinfer import HEAD_DIMS
 
     if dtype == "float32":
@@ -211,6 +249,14 @@ def _why_no_flashinfer(spec: ModelSpec, dtype: str, device: torch.device) -> str
     if spec.head_dim not in HEAD_DIMS:
         return f"it has no kernels for heads of {spec.head_dim}"
     return None
+
+
+def _has_nvcc() -> bool:
+    """Look for the compiler where flashinfer does."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    return shutil.which("nvcc") is not None or any(
+        Path(home, "bin", "nvcc").is_file() for home in homes if home
+    )
 
 
 def _graph_sizes(config: EngineConfig, backend: str, max_running: int) -> int:

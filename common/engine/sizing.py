@@ -1,4 +1,4 @@
-"""How many pages a node's KV pool gets. Plain arithmetic over numbers of bytes; asks no device.
+"""How many pages a node's KV pool gets. Arithmetic over numbers of bytes; asks no device.
 
 On a GPU a node takes its part of the memory: weights, what a step needs beside them, and the pool the rest.
 On a CPU it takes a tenth of what is available, and its part of two tenths where several nodes share it.
@@ -7,12 +7,14 @@ On a CPU it takes a tenth of what is available, and its part of two tenths where
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 
 from common.config import EngineConfig
 from common.errors import ConfigError
 from common.kv.layout import DTYPE_BYTES, KVLayout
 from common.kv.pool import default_num_pages
 from common.model.spec import ModelSpec
+from common.model.weights import tensor_shapes
 
 GIB = 2**30
 # A CUDA context with its loaded kernels, what cuBLAS and flashinfer work in, and the allocator's leftovers.
@@ -32,7 +34,12 @@ class StepSizes:
     rows: int
 
 
-def step_bytes(spec: ModelSpec, dtype: str, sizes: StepSizes) -> int:
+def weight_bytes(spec: ModelSpec, dtype: str) -> int:
+    """Return the bytes of a model's weights on a GPU."""
+    return sum(prod(shape) for shape in tensor_shapes(spec).values()) * DTYPE_BYTES[dtype]
+
+
+def step_bytes(spec: ModelSpec, dtype: str, sizes: StepSizes, page_size: int) -> int:
     """Return the bytes of device memory that steps take beside weights and pool."""
     qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
     # At its peak, in the feed-forward network: residual, input, gate and up, their product, output.
@@ -40,7 +47,9 @@ def step_bytes(spec: ModelSpec, dtype: str, sizes: StepSizes) -> int:
     activations = sizes.tokens * widest * DTYPE_BYTES[dtype]
     sampling = sizes.samples * spec.vocab_size * (_SAMPLING_BYTES + DTYPE_BYTES[dtype])
     penalties = (sizes.rows + 1) * spec.vocab_size * _PENALTY_BYTES
-    return FIXED_BYTES + activations + sampling + penalties
+    page_table = (sizes.rows + 1) * -(-spec.context_length // page_size) * 8
+    rope = spec.context_length * 2 * spec.head_dim * DTYPE_BYTES[dtype]
+    return FIXED_BYTES + activations + sampling + penalties + page_table + rope
 
 
 def gpu_num_pages(

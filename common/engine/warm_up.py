@@ -6,13 +6,14 @@ All of them are of row 0 and page 0, the padding, so that they leave nothing beh
 from __future__ import annotations
 
 from array import array
+from dataclasses import replace
 
 from common.engine.batch import ForwardMode, SampleRow, ScheduleBatch
 from common.request import MAX_LOGPROBS, SamplingParams
 
-_GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
+GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 # What takes most memory in the sampler.
-_EVERYTHING = SamplingParams(
+EVERYTHING = SamplingParams(
     max_tokens=1,
     temperature=1.0,
     top_p=0.9,
@@ -23,7 +24,9 @@ _EVERYTHING = SamplingParams(
 )
 
 
-def extend_batch(prefix: int, tokens: int, page_size: int) -> ScheduleBatch:
+def extend_batch(
+    prefix: int, tokens: int, page_size: int, sampling: SamplingParams = EVERYTHING
+) -> ScheduleBatch:
     """One prompt's chunk."""
     end = prefix + tokens
     return ScheduleBatch(
@@ -35,12 +38,12 @@ def extend_batch(prefix: int, tokens: int, page_size: int) -> ScheduleBatch:
         extend_lens=(tokens,),
         extend_num_tokens=tokens,
         page_ids=((0,) * -(-end // page_size),),
-        sample_rows=(SampleRow(0, _GREEDY, end, may_stop=True),),
+        sample_rows=(SampleRow(0, sampling, end, may_stop=True),),
         prefill_input_ids_cpu=(memoryview(array("i", bytes(4 * tokens))),),
     )
 
 
-def decode_batch(requests: int, page_size: int, sampling: SamplingParams = _EVERYTHING) -> ScheduleBatch:
+def decode_batch(requests: int, page_size: int, sampling: SamplingParams = EVERYTHING) -> ScheduleBatch:
     """One token of each of so many requests."""
     return ScheduleBatch(
         mode=ForwardMode.DECODE,
@@ -52,4 +55,21 @@ def decode_batch(requests: int, page_size: int, sampling: SamplingParams = _EVER
         extend_num_tokens=requests,
         page_ids=((0,),) * requests,
         sample_rows=tuple(SampleRow(i, sampling, 1, may_stop=True) for i in range(requests)),
+    )
+
+
+def mixed_batch(tokens: int, page_size: int) -> ScheduleBatch:
+    """One prompt, beside one token of another request."""
+    extend, decode = extend_batch(0, tokens, page_size), decode_batch(1, page_size, GREEDY)
+    return replace(
+        extend,
+        mode=ForwardMode.MIXED,
+        req_pool_indices=(0, 0),
+        seq_lens=extend.seq_lens + decode.seq_lens,
+        prefix_lens=extend.prefix_lens + decode.prefix_lens,
+        extend_lens=extend.extend_lens + decode.extend_lens,
+        extend_num_tokens=extend.extend_num_tokens + 1,
+        page_ids=extend.page_ids + decode.page_ids,
+        sample_rows=(*extend.sample_rows, replace(decode.sample_rows[0], index=1)),
+        mix_running_indices=(0,),
     )

@@ -37,9 +37,9 @@ def _argmax_merge_kernel(best, best_index, out, parts, vocab, block: tl.constexp
     part = tl.arange(0, block)
     values = tl.load(best + sample * parts + part, part < parts, other=float("-inf"))
     _, winner = tl.max(values, 0, return_indices=True, return_indices_tie_break_left=True)
-    # Whatever the logits of a broken model are, a token is one of the vocabulary.
-    index = tl.load(best_index + sample * parts + winner)
-    tl.store(out + sample, tl.minimum(index, vocab - 1).to(tl.int64))
+    # Whatever the logits of a broken model are (of NaN, padding may win), a token is one of the vocabulary.
+    index = tl.load(best_index + sample * parts + tl.minimum(winner, parts - 1))
+    tl.store(out + sample, tl.minimum(tl.maximum(index, 0), vocab - 1).to(tl.int64))
 
 
 def argmax(logits: Tensor) -> Tensor:

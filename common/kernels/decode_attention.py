@@ -23,7 +23,9 @@ _LEAST_ROWS = 16  # of a matrix product
 _LOG2_E = 1.4426950408889634
 
 
-@triton.jit
+# Where in a step's block rows and lengths of the decoding requests begin depends on the prompts before them:
+# a build of its own for each alignment would be made in the middle of serving.
+@triton.jit(do_not_specialize=["rows", "seq_lens"])
 def _attend_splits_kernel(
     q,  # [requests, heads, head_dim]
     pool,  # [pages, 2, page_size, kv_heads, head_dim] of the layer

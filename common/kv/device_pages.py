@@ -66,6 +66,8 @@ class DevicePages:
     def _copy(
         self, source: PagePlace, source_ids: Sequence[int], target: PagePlace, target_ids: Sequence[int]
     ) -> None:
+        if len(source_ids) != len(target_ids):
+            raise RuntimeError(f"{len(source_ids)} pages to {len(target_ids)}")
         if not source_ids:
             return
         with torch.cuda.device(self._device):

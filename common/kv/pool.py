@@ -27,8 +27,9 @@ MAX_DEFAULT_POOL_BYTES = 4 * 2**30
 class KVPool:
     """Pages of every layer, in one allocation.
 
-    `data` is [layers, num_pages + 1, 2 (K, V), page_size, kv_heads, head_dim]. Page 0 is padding: it is zero,
-    belongs to nobody, and `num_pages` leaves it out, so valid page ids are 1 .. num_pages.
+    `data` is [layers, num_pages + 1, 2 (K, V), page_size, kv_heads, head_dim]. Page 0 is padding: it belongs
+    to nobody, and takes what the padding of a captured step writes (elsewhere it stays zero). `num_pages`
+    leaves it out, so valid page ids are 1 .. num_pages.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class KVPool:
         try:
             if device.type == "cuda":
                 self.device_memory = DeviceMemory(size, device)
-                memory = self.device_memory.tensor()
+                memory = self.device_memory.tensor(size)
             else:
                 self.fd = _memfd(size) if shared else None
                 memory = _host_memory(size, self.fd)

@@ -15,6 +15,7 @@ from common.engine.batch import (
     ScheduleBatch,
     prepare_for_decode,
     prepare_for_extend,
+    prepare_for_mixed,
     prepare_for_prebuilt,
 )
 from common.engine.chunking import advance, plan_chunks
@@ -104,6 +105,23 @@ class Driver:
             advance(plans)
             firsts |= self.run(step)
         return firsts
+
+    def part(self, request: Request, tokens: int) -> None:
+        """Compute the first tokens of a prompt alone."""
+        plans = plan_chunks([request], tokens, PAGE)
+        step = Step(prepare_for_extend(plans, PAGE), ())
+        advance(plans)
+        self.run(step)
+
+    def mixed(self, prompt: Request, running: Sequence[Request]) -> dict[int, SampledToken]:
+        """The rest of a prompt, beside a decode step of others."""
+        plans = plan_chunks([prompt], prompt.prompt_len, PAGE)
+        step = Step(prepare_for_mixed(plans, running, PAGE), (prompt, *running))
+        advance(plans)
+        for request in running:
+            request.computed_len += 1
+            request.num_sampled += 1
+        return self.run(step)
 
     def decode(self, requests: Sequence[Request]) -> dict[int, SampledToken]:
         """One decode step of all; their last outputs are in the relay."""

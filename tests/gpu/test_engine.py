@@ -13,7 +13,9 @@ from common.device.watch import EventWatch
 from common.engine.loader import Engine
 from common.engine.step_loop import StepLoop
 from common.messages import Choice, Commit, Submit, int32s
-from common.request import LogitBias, SamplingParams
+from common.model.decoder import make_rope
+from common.model.ops import TorchOps
+from common.request import LogitBias, Request, SampledToken, SamplingParams
 from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
 from decode_node.scheduler import DecodeScheduler
@@ -64,12 +66,18 @@ def teacher_forced(engine: Engine, prompts: Sequence[Sequence[int]], budget: int
             request.num_sampled = len(request.outputs)
         driver.force(requests)
         steps.append(driver.decode(requests))
+    return dense_logprobs(steps, requests)
+
+
+def dense_logprobs(steps: Sequence[dict[int, SampledToken]], requests: Sequence[Request]) -> torch.Tensor:
+    """The log probabilities that came, [requests, steps, vocab]; NaN where none did."""
     dense = torch.full((len(requests), len(steps), VOCAB), torch.nan)
     for at, step in enumerate(steps):
         for index, request in enumerate(requests):
-            logprobs = step[request.row].logprobs
-            assert logprobs is not None
-            dense[index, at, list(logprobs.top_ids)] = torch.tensor(logprobs.top_logprobs)
+            if request.row in step:
+                logprobs = step[request.row].logprobs
+                assert logprobs is not None
+                dense[index, at, list(logprobs.top_ids)] = torch.tensor(logprobs.top_logprobs)
     return dense
 
 
@@ -112,7 +120,50 @@ def test_flashinfer_equals_sdpa(tmp_path: Path, gpu: torch.device) -> None:
         compare(ours, reference, atol=0.35, mean=0.08)
 
 
-def test_no_wait_for_the_device_in_a_thousand_steps(tmp_path: Path, gpu: torch.device) -> None:
+def test_mixed_equals_extend_and_decode_apart(tmp_path: Path, gpu: torch.device) -> None:
+    pytest.importorskip("flashinfer")
+    folder = write_config(tmp_path / "model")
+    sampling = SamplingParams(max_tokens=4, temperature=0.0, ignore_eos=True, num_logprobs=20)
+
+    def run(*, mixed: bool) -> torch.Tensor:
+        driver = Driver(load(folder))
+        running = [driver.start(prompt, sampling) for prompt in prompts_of([7, 300, 40])]
+        for request in running:
+            driver.extend([request], 512)
+        # One prompt has a prefix, which takes flashinfer's kernels over pages; then one that has none.
+        late = [driver.start(prompt, sampling) for prompt in prompts_of([1200, 90])]
+        driver.part(late[0], 1024)
+        steps = []
+        for prompt, token in zip(late, (5, 6), strict=True):
+            for request in running:
+                request.outputs.append(token)  # the same is fed, whatever was drawn
+            driver.force(running)
+            if mixed:
+                steps.append(driver.mixed(prompt, running))
+            else:
+                steps.append(driver.extend([prompt], 2048) | driver.decode(running))
+        return dense_logprobs(steps, [*running, *late])
+
+    compare(run(mixed=True), run(mixed=False), atol=0.1, mean=0.03)  # other matrix kernels for other shapes
+
+
+def test_fused_kernels_equal_plain_operations(tmp_path: Path, gpu: torch.device) -> None:
+    """Forty requests: products, norms and rotation in parts against torch's own, in bfloat16."""
+    pytest.importorskip("flashinfer")
+    folder = write_config(tmp_path / "model", hidden_size=896, intermediate_size=1536)
+    prompts = prompts_of([20 + i for i in range(40)])
+    ours = teacher_forced(load(folder, max_running=64), prompts, 2048)
+    engine = load(folder, max_running=64, cuda_graphs="off")
+    decoder = engine.runner._decoder
+    rope = make_rope(engine.spec, "bfloat16", gpu)
+    decoder._ops = TorchOps(engine.pool, rope, engine.spec.rms_eps)
+    compare(ours, teacher_forced(engine, prompts, 2048), atol=0.35, mean=0.05)
+
+
+@pytest.mark.parametrize("colocated", [False, True])
+def test_no_wait_for_the_device_in_a_thousand_steps(
+    tmp_path: Path, gpu: torch.device, colocated: bool
+) -> None:
     """Requests come, are handed over, decode with penalties, log probabilities and bias, end, are aborted."""
     pytest.importorskip("flashinfer")
     engine = load(write_config(tmp_path / "model"), kv_pages=2048)
@@ -123,14 +174,13 @@ def test_no_wait_for_the_device_in_a_thousand_steps(tmp_path: Path, gpu: torch.d
         max_running=engine.max_running,
         max_queued=64,
         prefill_budget=engine.prefill_budget,
-        colocated=False,
+        colocated=colocated,
         vocab_size=engine.spec.vocab_size,
         context_length=engine.spec.context_length,
         eos_token_ids=engine.spec.eos_token_ids,
     )
     loop: StepLoop[DecodeStep] = StepLoop(engine.runner, EventWatch(gpu, "test"), overlap=engine.overlap)
     draw = random.Random(11)
-    keys: list[RequestKey] = []
     next_id, ended, aborted = 1, 0, 0
 
     def submit() -> None:
@@ -150,9 +200,10 @@ def test_no_wait_for_the_device_in_a_thousand_steps(tmp_path: Path, gpu: torch.d
         )
         key = RequestKey(1, next_id)
         scheduler.submit(key, Submit(next_id, sampling, int32s(prompt)), 0.0, longest_prompt=10**6)
-        keys.append(key)
         while (grant := scheduler.admit(ELSEWHERE)) is not None:
             engine.runner.grant(grant.entry.request)
+            if colocated:
+                continue
             transfer = grant.entry.key.request_id
             scheduler.granted(grant.entry, transfer, 0.0)
             scheduler.transfer_done(transfer, Commit(transfer, 1, 0.0, 0.0, (Choice(7, None),)), 0.0)
@@ -162,8 +213,10 @@ def test_no_wait_for_the_device_in_a_thousand_steps(tmp_path: Path, gpu: torch.d
         nonlocal aborted
         if draw.random() < 0.3:
             submit()
-        if keys and draw.random() < 0.03:
-            aborted += scheduler.abort(keys[draw.randrange(len(keys))]) is None
+        alive = scheduler.keys_of(1)
+        if alive and draw.random() < 0.03:
+            scheduler.abort(draw.choice(alive))
+            aborted += 1
         if (prebuilt := scheduler.take_prebuilt()) is not None:
             engine.runner.seed_first_tokens(prebuilt.batch, [e.request for e in prebuilt.entries])
             scheduler.process_prebuilt(prebuilt)

@@ -15,10 +15,16 @@ from common.model.rotary import rope_frequencies, rope_table, rotate
 
 pytest.importorskip("triton")
 
+from common.engine.batch import SampleRow
+from common.engine.penalties import PenaltyState, resolve_penalties
 from common.kernels.activation import silu_mul
+from common.kernels.argmax import argmax
 from common.kernels.decode_attention import DecodeWorkspace, attend_decode
 from common.kernels.norm import add_rms_norm, rms_norm
 from common.kernels.rotary import rotate_append
+from common.kernels.skinny import can_multiply, gated, product
+from common.messages import int32s
+from common.request import Request, SamplingParams
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 # A unit in the last place of each type near 4, the largest that the inputs below give.
@@ -138,3 +144,92 @@ def test_decode_attention(
         atol = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}[dtype]
         torch.testing.assert_close(out[:-1].double(), torch.stack(expected), rtol=0.0, atol=atol)
     assert not workspace.arrived.any()
+
+
+def beside_nan(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """A matrix of random numbers in the middle of memory that is NaN: reading past its ends would show."""
+    memory = torch.full((3, rows * columns), torch.nan, dtype=dtype, device=device)
+    memory[1] = torch.randn(rows * columns, device=device).to(dtype) * 0.1
+    return memory[1].view(rows, columns)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("tokens", [1, 16, 31, 33, 40, 64])
+@pytest.mark.parametrize(("n", "k"), [(6144, 4096), (4096, 14336), (1920, 576), (640, 896), (2560, 1024)])
+def test_products_of_a_few_tokens(gpu: torch.device, dtype: torch.dtype, tokens: int, n: int, k: int) -> None:
+    x, weight = beside_nan(tokens, k, dtype, gpu), beside_nan(n, k, dtype, gpu)
+    if not can_multiply(tokens, weight):
+        assert k % 128 or n % 128, "a model's usual sizes are taken"
+        return
+    exact = x.double() @ weight.double().T
+    parts = product(x, weight)
+    assert parts.shape[1:] == (tokens, n)
+    torch.testing.assert_close(parts.sum(0).double(), exact, rtol=0.0, atol=1e-4)
+    gate, up = exact.chunk(2, -1)
+    torch.testing.assert_close(
+        gated(x, weight).double(), F.silu(gate) * up, rtol=0.02, atol=LAST_PLACE[dtype]
+    )
+
+
+@pytest.mark.parametrize("parts", [1, 2, 4, 8])
+def test_norm_and_rotation_sum_the_parts_of_a_product(gpu: torch.device, parts: int) -> None:
+    tokens, heads, kv_heads, head_dim, page = 7, 8, 2, 64, 16
+    x = torch.randn(parts, tokens, 768, device=gpu)
+    residual, weight = torch.randn(tokens, 768, device=gpu).bfloat16(), torch.rand(768, device=gpu).bfloat16()
+    summed = residual.clone()
+    normed = add_rms_norm(x, summed, weight, 1e-5)
+    total = (residual.float() + x.sum(0).bfloat16().float()).bfloat16()
+    close = {"rtol": 0.0, "atol": LAST_PLACE[torch.bfloat16]}
+    torch.testing.assert_close(summed, total, **close)
+    torch.testing.assert_close(normed, F.rms_norm(total, (768,), weight, 1e-5), **close)
+    qkv = torch.randn(parts, tokens, (heads + 2 * kv_heads) * head_dim, device=gpu)
+    table = rope_table(rope_frequencies(head_dim, 1e4, None), 64, torch.bfloat16).to(gpu)
+    positions, loc = torch.arange(tokens, device=gpu), torch.arange(tokens, device=gpu) + page
+    pools = [torch.zeros(2, 2, page, kv_heads, head_dim, dtype=torch.bfloat16, device=gpu) for _ in range(2)]
+    args = (table, positions, loc)
+    q, _ = rotate_append(qkv, *args, pools[0], None, 1e-5, heads, keep_k=False)
+    want, _ = rotate_append(qkv.sum(0).bfloat16(), *args, pools[1], None, 1e-5, heads, keep_k=False)
+    torch.testing.assert_close(q, want, **close)
+    torch.testing.assert_close(pools[0], pools[1], **close)
+
+
+@pytest.mark.parametrize("vocab", [320, 4096, 49152, 128256])
+def test_the_likeliest_token_is_the_first_among_equals(gpu: torch.device, vocab: int) -> None:
+    logits = torch.randn(9, vocab, device=gpu)
+    logits[3, [7, vocab - 1]] = 30.0
+    logits[4] = torch.nan
+    logits[5] = -torch.inf
+    found = argmax(logits)
+    assert ((found >= 0) & (found < vocab)).all()
+    sound = [0, 1, 2, 3, 6, 7, 8]
+    assert torch.equal(found[sound], logits[sound].argmax(-1))
+    assert found[3] == 7
+    assert torch.equal(argmax(logits[:3].bfloat16()), logits[:3].bfloat16().float().argmax(-1))
+
+
+def test_penalties_and_counts(gpu: torch.device) -> None:
+    vocab, cpu = 5000, torch.device("cpu")
+    samplings = [
+        SamplingParams(max_tokens=9, presence_penalty=0.5, frequency_penalty=-0.3, repetition_penalty=1.3),
+        SamplingParams(max_tokens=9),
+        SamplingParams(max_tokens=9, repetition_penalty=0.7),
+    ]
+    rows, draw = (3, 1, 2), random.Random(4)
+    prompts = [int32s(draw.randrange(vocab) for _ in range(200)) for _ in rows]
+    logits, token_steps = torch.randn(3, vocab), torch.randint(0, 40, (6, 3))
+    outcomes = []
+    for device in (cpu, gpu):
+        state = PenaltyState(4, vocab, device)
+        for row, prompt, sampling in zip(rows, prompts, samplings, strict=True):
+            state.prime(Request(prompt, sampling, len(prompt), row=row))
+        block = PackedBlock(device)
+        samples = [SampleRow(i, sampling, 5, may_stop=True) for i, sampling in enumerate(samplings)]
+        inputs = resolve_penalties(samples, rows, block)
+        block.ship()
+        assert inputs is not None
+        for tokens in token_steps:
+            state.count(inputs.rows, tokens.to(device))
+        outcomes.append(state.apply(logits.to(device), inputs).cpu())
+    torch.testing.assert_close(outcomes[1], outcomes[0], rtol=0.0, atol=1e-6)
+    assert torch.equal(outcomes[1][1], logits[1])
+    assert not torch.equal(outcomes[1][0], logits[0])

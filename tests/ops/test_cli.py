@@ -210,12 +210,14 @@ def test_children_are_the_commands_with_what_concerns_them() -> None:
             *("--nodes", "ipc:///tmp/baton-x/gateway.sock"),
         ],
         "prefill-0": [
-            *("baton", "prefill", "/models/m", "--page-size", "32", "--local-nodes", "2", "--verify-pages"),
+            *("baton", "prefill", "/models/m", "--device", "cpu", "--page-size", "32", "--local-nodes", "2"),
+            *("--verify-pages",),
             *("--join", "ipc:///tmp/baton-x/gateway.sock"),
             *("--listen", "ipc:///tmp/baton-x/prefill-0.sock", "--node-id", "prefill-0"),
         ],
         "decode-0": [
-            *("baton", "decode", "/models/m", "--page-size", "32", "--local-nodes", "2", "--verify-pages"),
+            *("baton", "decode", "/models/m", "--device", "cpu", "--page-size", "32", "--local-nodes", "2"),
+            *("--verify-pages",),
             *("--max-queued", "5"),
             *("--join", "ipc:///tmp/baton-x/gateway.sock", "--node-id", "decode-0"),
         ],

@@ -52,6 +52,12 @@ def test_no_gpu_has_two_nodes_more_than_another_nor_more_than_its_memory(
         assert taken == pytest.approx(fraction if nodes[gpu] else 0, abs=0.001)
 
 
+def test_more_gpus_than_nodes_are_not_left_idle_in_silence() -> None:
+    with pytest.raises(ConfigError, match=r"2 GPUs are named for 1 node \(0,1\)"):
+        plan_gpus(4, [(1, (0, 1)), (1, None)], 0.9)
+    assert len(plan_gpus(4, [(3, (0, 1)), (1, (2, 2))], 0.9)) == 4
+
+
 def test_gpu_that_is_not_there_is_named_with_how_many_there_are() -> None:
     with pytest.raises(ConfigError, match=r"GPU 2 is not there: torch sees 2,"):
         plan_gpus(2, ((1, (0,)), (1, (2,))), 0.9)

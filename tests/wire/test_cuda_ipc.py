@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import closing
+import threading
+import weakref
+from contextlib import closing, nullcontext
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from common.config import NodeConfig, TransferConfig
+from common.device import memory
 from common.errors import ConfigError
 from common.messages import CudaPool, Hello, HostIdentity, Role
 from common.node import make_hello
@@ -35,6 +39,51 @@ THEM = replace(here(DECODE), cuda=OFFER)
 def test_what_cannot_be_mapped_is_not_available(offer: Hello, reason: str) -> None:
     with pytest.raises(PlaneUnavailable, match=reason):
         CudaPools(torch.device("cuda", 0)).open(US, offer)
+
+
+class SlowDriver:
+    """Stands in for CUDA's runtime: unmapping takes until it is told to end."""
+
+    cudaIpcMemLazyEnablePeerAccess = 1  # noqa: N815
+    cudaIpcMemHandle_t = SimpleNamespace  # noqa: N815
+
+    def __init__(self) -> None:
+        self.unmapping, self.may_end = threading.Event(), threading.Event()
+
+    def cudaIpcOpenMemHandle(self, handle: object, flags: int) -> tuple[int, int]:  # noqa: N802
+        return 0, 4096
+
+    def cudaIpcCloseMemHandle(self, address: int) -> tuple[int]:  # noqa: N802
+        self.unmapping.set()
+        assert self.may_end.wait(30)
+        return (0,)
+
+
+def test_memory_that_is_being_unmapped_is_found_by_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who found it would write through an address that is mapped no more, and lose its context."""
+    driver = SlowDriver()
+    monkeypatch.setattr(memory, "_runtime", lambda: driver)
+    monkeypatch.setattr(memory, "_mapped_bytes", lambda address: 100)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    held = [memory.MappedMemory(OFFER.handle, torch.device("cuda", 0), 100)]
+    known = weakref.ref(held[0])
+    letting_go = threading.Thread(target=held.clear)
+    letting_go.start()
+    assert driver.unmapping.wait(30)
+    assert known() is None
+    driver.may_end.set()
+    letting_go.join()
+
+
+def test_memory_that_is_smaller_than_its_owner_says_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = SlowDriver()
+    driver.may_end.set()
+    monkeypatch.setattr(memory, "_runtime", lambda: driver)
+    monkeypatch.setattr(memory, "_mapped_bytes", lambda address: 99)
+    monkeypatch.setattr(torch.cuda, "device", lambda device: nullcontext())
+    with pytest.raises(memory.DeviceMemoryError, match="99 bytes, not 100"):
+        memory.MappedMemory(OFFER.handle, torch.device("cuda", 0), 100)
+    assert driver.unmapping.is_set()
 
 
 def test_frames_are_taken_where_it_cannot_be_mapped_and_it_is_said(

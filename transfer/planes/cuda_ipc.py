@@ -18,7 +18,7 @@ from common.errors import ConfigError
 from common.host import open_pidfd, same_host
 from common.kv.pages import Pages
 from common.kv.pool import KVPool
-from common.messages import CudaPool, Hello
+from common.messages import CudaPool, Hello, HostIdentity
 from transfer.planes.base import PlaneUnavailable
 
 log = logging.getLogger("baton.transfer")
@@ -61,7 +61,7 @@ class CudaPools:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._mapped: WeakValueDictionary[bytes, MappedMemory] = WeakValueDictionary()
+        self._mapped: WeakValueDictionary[tuple[HostIdentity, bytes], MappedMemory] = WeakValueDictionary()
 
     def open(self, local: Hello, peer: Hello) -> Pages:
         """Map the pool that a decode node on this host offers in its Hello.
@@ -77,13 +77,16 @@ class CudaPools:
         from common.kv.device_pages import DevicePages  # needs triton
 
         try:
-            mapped = self._mapped.get(peer.cuda.handle) or MappedMemory(peer.cuda.handle, self._device)
+            # By process too: nobody's handle is to find what a process mapped that is gone.
+            key = (peer.host, peer.cuda.handle)
+            least_bytes = (peer.cuda.num_pages + 1) * peer.layout.page_bytes
+            mapped = self._mapped.get(key) or MappedMemory(peer.cuda.handle, self._device, least_bytes)
             # After the mapping: the handle of a process that is gone may by then be another's.
             pidfd = open_pidfd(local.host, peer.host)
             if pidfd is None:
                 raise PlaneUnavailable("its process is gone")
             os.close(pidfd)
-            self._mapped[peer.cuda.handle] = mapped
+            self._mapped[key] = mapped
             return DevicePages(peer.layout, peer.cuda.num_pages, self._device, mapped.address, mapped)
         except (ConfigError, DeviceMemoryError, OSError) as error:
             raise PlaneUnavailable(f"its memory cannot be mapped: {error}") from None

@@ -17,6 +17,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import torch
+
 from common.codec import MAX_FRAMES, Header
 from common.device.streams import DONE, Event
 from common.errors import RemoteProtocolError
@@ -140,7 +142,11 @@ class OneSidedSender:
         held, self._target = [self._target], None
         last = self._under_way[-1].end if self._under_way else DONE
 
+        device = self._pool.device
+
         def let_go() -> None:
+            if device.type == "cuda":
+                torch.cuda.set_device(device)  # a new thread is on GPU 0, and would make a context there
             last.synchronize()
             held.clear()
 
