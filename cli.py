@@ -42,7 +42,7 @@ from common.config import (
     value_type,
 )
 from common.errors import ConfigError
-from common.gpus import count_gpus, wants_gpu
+from common.gpus import check_device, count_gpus, wants_gpu
 from common.lifeline import Lifeline
 from common.log import set_up_logging
 from common.messages import Role
@@ -152,7 +152,7 @@ def baton() -> None:
     """Serve a language model, with prefill and decode in separate processes.
 
     MODEL is a folder with safetensors, a GGUF file, a hub id (org/name), or smollm2-135m, the default. Every
-    option can also be set by an environment variable: --page-size is BATON_PAGE_SIZE.
+    option but those of bench can also be set by an environment variable: --page-size is BATON_PAGE_SIZE.
     """
 
 
@@ -246,12 +246,13 @@ def gateway(**values: Any) -> None:
 def prefill(**values: Any) -> None:
     """Run a node that computes prompts."""
     with _process(values) as lifeline:
-        engine = pick(EngineConfig, values)
+        engine, transfer = pick(EngineConfig, values), pick(TransferConfig, values)
         share_cores(Role.PREFILL, engine.local_nodes, on_gpu=wants_gpu(engine))
-        node, model = _joined(values), _local_model(values)
+        node, engine = _joined(values), _on_device(engine, transfer)
+        model = _local_model(values)
         from prefill_node.node import run_prefill
 
-        run_prefill(model, engine, pick(TransferConfig, values), node, lifeline)
+        run_prefill(model, engine, transfer, node, lifeline)
 
 
 @baton.command()
@@ -260,13 +261,15 @@ def prefill(**values: Any) -> None:
 def decode(**values: Any) -> None:
     """Run a node that produces the tokens after the first."""
     with _process(values) as lifeline:
-        engine, decode = pick(EngineConfig, values), pick(DecodeConfig, values)
+        engine, transfer = pick(EngineConfig, values), pick(TransferConfig, values)
+        decode = pick(DecodeConfig, values)
         colocated, on_gpu = decode.colocated, wants_gpu(engine)
         share_cores(Role.DECODE, engine.local_nodes, colocated=colocated, on_gpu=on_gpu)
-        node, model = _joined(values), _local_model(values)
+        node, engine = _joined(values), _on_device(engine, transfer)
+        model = _local_model(values)
         from decode_node.node import run_decode
 
-        run_decode(model, engine, pick(TransferConfig, values), decode, node, lifeline)
+        run_decode(model, engine, transfer, decode, node, lifeline)
 
 
 baton.add_command(bench)
@@ -284,18 +287,27 @@ def _joined(values: dict[str, Any]) -> NodeConfig:
     return node
 
 
+def _on_device(engine: EngineConfig, transfer: TransferConfig) -> EngineConfig:
+    """Decide once where a node runs, and refuse what does not work there before the model is loaded."""
+    num_gpus = count_gpus(engine)
+    check_device(engine, transfer, num_gpus)
+    return replace(engine, device="cuda" if num_gpus else "cpu")
+
+
 @baton.command(hidden=True)
 @takes_model
-@options(ModelConfig, EngineConfig, LogConfig, ChildConfig)
+@options(SupervisorConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig, ChildConfig)
 def prepare(**values: Any) -> None:
-    """Make a model ready, count the GPUs, check what can be checked now, and tell `baton serve` of it."""
+    """Count the GPUs, check what can be checked now, make a model ready, and tell `baton serve` of it."""
     signal.signal(signal.SIGTERM, _exit_on_signal)
     with _process(values) as lifeline:
         from common.engine.chunking import resolve_prefill_budget
         from common.model.spec import load_spec
+        from common.serve import ServeConfig, place_nodes
 
         engine = pick(EngineConfig, values)
         num_gpus = count_gpus(engine)
+        place_nodes(ServeConfig.of(values), num_gpus)
         resolve_prefill_budget(engine, "cuda" if num_gpus else "cpu")
         folder = _resolve(values)
         load_spec(folder, values["load_format"])

@@ -16,10 +16,12 @@ import numpy as np
 from benchmarks.local_node import LocalNode, Turn
 from common.codec import IntArray
 from common.engine.loader import Engine
+from common.errors import ConfigError
 from common.messages import int32s
 from common.request import SamplingParams
 
 WARM_STEPS = 10
+PROFILED_STEPS = 20
 SLACK_STEPS = 4  # that are launched beyond those which count
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
 
@@ -45,6 +47,24 @@ def prompt_of(num_tokens: int, vocab_size: int) -> IntArray:
 def tokens_needed(context: int, steps: int) -> int:
     """Return the most tokens that a request of `start_batch` can come to."""
     return max(context, 2 * WARM_STEPS + steps) + steps + WARM_STEPS + SLACK_STEPS
+
+
+def check_context(context: int, steps: int, context_length: int) -> None:
+    """See that the middle one of so many steps can have `context` tokens.
+
+    Args:
+        context_length: the model's.
+
+    Raises:
+        ConfigError: the requests would begin before their first token, or end beyond the model's last.
+    """
+    least = 1 + WARM_STEPS + steps // 2
+    most = context_length - SLACK_STEPS - (steps - steps // 2)
+    if not least <= context <= most:
+        raise ConfigError(
+            f"--context {context}: with so many --steps, and the model's {context_length} tokens, "
+            + (f"it can be {least} to {most}" if least <= most else "no context can be timed")
+        )
 
 
 def start_batch(

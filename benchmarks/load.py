@@ -77,7 +77,7 @@ def run_load(
 
 @dataclass(slots=True)
 class Hold:
-    """Streams that are kept decoding, first alone, then beside long prompts; used inside `effort.measured`.
+    """Streams that are kept decoding, alone or beside long prompts; used inside `effort.measured`.
 
     Args:
         requests: one for each stream; a stream that ends begins again.
@@ -124,12 +124,15 @@ class Hold:
                 self._begin_again(ended)
         return begin_s, begin_s + seconds
 
-    def end(self) -> None:
-        """Wait for the long prompts that are still open, and leave."""
+    def drain(self) -> None:
+        """Wait for the long prompts that are still open."""
         begin_s = time.perf_counter()
         while not all(s.is_done for s in self.long) and time.perf_counter() - begin_s < self.patience_s:
             for ended in self.client.poll(self.patience_s):
                 self._begin_again(ended)
+
+    def end(self) -> None:
+        """Leave."""
         self.ended = [s for s in self.streams if s.is_done]
         self.client.leave()
 

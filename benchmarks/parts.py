@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import click
 
 from benchmarks.targets import Targets
+from common.errors import ConfigError
 
 
 @dataclass(slots=True)
@@ -28,9 +29,10 @@ class Parts:
         before = len(figures)
         try:
             yield
-        except Exception:  # whatever it is, the other figures are still worth having
+        except Exception as error:  # whatever it is, the other figures are still worth having
             self.failed.append(name)
-            click.echo(f"{name} failed:\n{traceback.format_exc()}", err=True)
+            why = str(error) if isinstance(error, ConfigError) else f"\n{traceback.format_exc()}"
+            click.echo(f"{name} failed: {why}", err=True)
         click.echo(f"{name}: {time.monotonic() - started_s:.1f} s", err=True)
         for figure in figures[before:]:
             click.echo(f"  {figure.name}: {figure.value:.5g} {figure.unit}", err=True)

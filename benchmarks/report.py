@@ -143,6 +143,8 @@ def _aim(figure: Figure) -> str:
 
 
 def _number(value: float) -> str:
+    if isinstance(value, int):  # a count
+        return str(value)
     return f"{value:.3f}" if abs(value) < 10 else f"{value:.1f}"
 
 

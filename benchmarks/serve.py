@@ -71,11 +71,17 @@ class _Server:
             hold.begin()
             quiet_window_s = hold.watch(options["quiet_s"])
             busy_window_s = hold.watch(busy_s, long, due_s)
+            hold.drain()
+            again_window_s = hold.watch(options["quiet_s"]) if long else quiet_window_s
             hold.end()
         answers = [read_answer(stream) for stream in hold.streams]
-        quiet_ms = add_phase(targets, "quiet", answers, quiet_window_s)
+        quiet_ms = add_phase(targets, "quiet", answers, quiet_window_s, prompt_tokens)
         if long:
-            add_phase(targets, "busy", answers, busy_window_s, quiet_ms)
+            # The streams' context has grown by then, and with it every step: what long prompts cost is what
+            # is between quiet times before and after.
+            again_ms = add_phase(targets, "quiet again", answers, again_window_s, prompt_tokens)
+            mean_ms = {at: (quiet_ms[at] + again_ms[at]) / 2 for at in quiet_ms}
+            add_phase(targets, "busy", answers, busy_window_s, prompt_tokens, mean_ms)
             add_long(targets, [read_answer(stream) for stream in hold.long])
         targets.add("held streams that began again", hold.again, "streams")
         failed = sum(bool(read_answer(stream).error) for stream in hold.ended)

@@ -100,11 +100,13 @@ def add_phase(
     phase: str,
     answers: Sequence[Answer],
     window_s: tuple[float, float],
+    prompt_tokens: int,
     quiet_ms: dict[str, float] | None = None,
 ) -> dict[str, float]:
     """Add and return the times in ms between the tokens of held streams, of the gaps of a window of time.
 
     Args:
+        prompt_tokens: of each stream; with what came by the middle of the window, the context of a step.
         quiet_ms: the same without long prompts; then all gaps count that touch the window. None: this is the
             quiet time, and gaps count that are within the window.
     """
@@ -122,6 +124,11 @@ def add_phase(
     for at, value_ms in values_ms.items():
         beside = {} if quiet_ms is None else {"limit": quiet_ms[at], "limit_name": "quiet"}
         targets.add(f"{phase}: ITL {at}", value_ms, "ms", **beside)
+    middle_s = (begin_s + end_s) / 2
+    open_then = [a for a in answers if a.chunks and a.chunks[0][0] <= middle_s <= a.chunks[-1][0]]
+    if open_then:
+        come = sum(n for answer in open_then for at_s, n in answer.chunks if at_s <= middle_s)
+        targets.add(f"{phase}: context, mean", prompt_tokens + come / len(open_then), "tokens")
     tokens = sum(n for answer in answers for at_s, n in answer.chunks if begin_s < at_s <= end_s)
     targets.add(f"{phase}: output", tokens / (end_s - begin_s), "tokens/s")
     if quiet_ms is not None and quiet_ms["p50"] > 0:  # 0: a server so fast that chunks come together

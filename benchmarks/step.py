@@ -18,26 +18,26 @@ from benchmarks import device_profile
 from benchmarks.device_limits import copy_bytes_per_s, matmul_flops_per_s
 from benchmarks.engine_runs import (
     GREEDY,
+    PROFILED_STEPS,
     DecodeRun,
     decode,
     prebuilt_ms,
     prefill_s,
     start_batch,
-    tokens_needed,
 )
-from benchmarks.local_node import PAGE_SIZE, LocalNode, Turn
+from benchmarks.local_node import LocalNode, Turn
 from benchmarks.options import choices_of, whole_numbers
 from benchmarks.parts import Parts
 from benchmarks.percentiles import median, percentile
 from benchmarks.report import Report
+from benchmarks.step_engine import load_for_steps
 from benchmarks.targets import Targets, takes_targets
 from common.config import EngineConfig, LogConfig, ModelConfig
-from common.engine.loader import Duties, Engine, load_engine
+from common.engine.loader import Engine
 from common.kv.layout import DTYPE_BYTES
 from common.kv.pool import TORCH_DTYPES
 from common.log import set_up_logging
 from common.model.spec import ModelSpec
-from common.model.store import resolve_model
 from common.request import SamplingParams
 
 _PENALTIES = SamplingParams(
@@ -52,7 +52,6 @@ _PENALTY_BATCHES = (1, 64)
 _PENALTY_ROUNDS = 3
 _PREBUILT_ROUNDS = 30
 _PREFILL_ROUNDS = 5
-_PROFILED_STEPS = 20
 _PROFILED_NAMES = 14
 _PARTS_OF_TURN = {
     "plan": lambda turn: turn.plan_s,
@@ -159,52 +158,20 @@ class _Bench:
     def profile(self, size: int) -> None:
         """Record steps on the GPU; say how busy it is, and with what."""
         with closing(LocalNode(self.engine)) as node:
-            start_batch(node, self.engine, size, self.context, _PROFILED_STEPS, GREEDY)
-            activities = device_profile.record(lambda: node.run(_PROFILED_STEPS))
+            start_batch(node, self.engine, size, self.context, PROFILED_STEPS, GREEDY)
+            activities = device_profile.record(lambda: node.run(PROFILED_STEPS))
         usage = device_profile.usage_of(activities)
         self.targets.add(f"busy at {size}", usage.busy * 100, "%")
         self.targets.add(f"  kernels and copies run, at {size}", usage.working * 100, "%")
         self.targets.add(f"  longest gap, at {size}", usage.longest_gap_ns / 1e3, "us")
         for name, total_ns, count in device_profile.longest(activities, _PROFILED_NAMES):
-            per_step_us = total_ns / 1e3 / _PROFILED_STEPS
-            line = f"{per_step_us:9.1f} us a step, {count / _PROFILED_STEPS:7.1f} x  {name[:100]}"
+            per_step_us = total_ns / 1e3 / PROFILED_STEPS
+            line = f"{per_step_us:9.1f} us a step, {count / PROFILED_STEPS:7.1f} x  {name[:100]}"
             click.echo(line, err=True)
 
 
 def _host_s(turn: Turn) -> float:
     return turn.host_s
-
-
-def _load(options: dict[str, Any]) -> Engine:
-    """Load the model with the pages that the largest part needs."""
-    folder = resolve_model(
-        options["model"], lambda line: click.echo(line, err=True), load_format=options["load_format"]
-    )
-    most = max([*options["batch"], 1])
-    lengths = [1, *options["prefill"], *options["prebuilt"]]
-    pages = most * _pages(tokens_needed(options["context"], max(options["steps"], _PROFILED_STEPS)))
-    config = EngineConfig(
-        device=options["device"],
-        attention=options["attention"],
-        cuda_graphs=options["cuda_graphs"],
-        page_size=PAGE_SIZE,
-        kv_pages=max(pages, 2 * _pages(max(lengths) + 2)),
-        max_running=most,
-        prefill_budget=options["prefill_budget"],
-    )
-    model = ModelConfig(dtype=options["dtype"], load_format=options["load_format"])
-    return load_engine(folder, model, config, Duties(prefills=True, decodes=True))
-
-
-def _pages(num_tokens: int) -> int:
-    return -(-num_tokens // PAGE_SIZE)
-
-
-def _fill(engine: Engine) -> None:
-    """Put random numbers in the pool of a GPU: zeros take less power, and so less time."""
-    if engine.streams.device.type == "cuda":
-        for layer in engine.pool.data:
-            layer[1:].normal_()
 
 
 @click.command()
@@ -255,8 +222,7 @@ def main(*, save: bool, **options: Any) -> None:
     set_up_logging(LogConfig())
     report = Report.of_command("step")
     parts = Parts(Targets.of(report, options["aim"], options["limit"]))
-    engine = _load(options)
-    _fill(engine)
+    engine = load_for_steps(options)
     device = engine.streams.device
     copy_rate = copy_bytes_per_s(device)
     matmul_rate = matmul_flops_per_s(device, TORCH_DTYPES[engine.layout.dtype])

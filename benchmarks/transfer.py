@@ -27,6 +27,7 @@ from benchmarks.plane_receiver import Moved, Peer, PlaneReceiver, peer
 from benchmarks.report import Report
 from benchmarks.targets import Targets, takes_targets
 from common.config import EngineConfig, LogConfig
+from common.errors import ConfigError
 from common.gpus import count_gpus
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
@@ -60,6 +61,19 @@ class _Ends:
         if self.source == self.target:
             return f"within GPU {self.source.index}"
         return f"GPU {self.source.index} to GPU {self.target.index}"
+
+
+def _planes(asked: str | None, ends: _Ends) -> Sequence[str]:
+    """Return the planes to measure.
+
+    Raises:
+        ConfigError: one that was asked for is none, or does not work there.
+    """
+    possible = PLANES[ends.source.type]
+    planes = asked.split(",") if asked else possible
+    if wrong := [plane for plane in planes if plane not in possible]:
+        raise ConfigError(f"--plane {wrong[0]}: the planes {ends.name} are {' and '.join(possible)}")
+    return planes
 
 
 @contextmanager
@@ -173,15 +187,14 @@ def main(*, save: bool, **options: Any) -> None:
     parts = Parts(Targets.of(report, options["aim"], options["limit"]))
     ends = _Ends.of(options["device"])
     report.options["ends"] = ends.name
-    click.echo(f"{ends.name}\n")
+    planes = _planes(options["plane"], ends)
     spec = load_spec(Path(options["model"]), "dummy")
     layout = spec.kv_layout(_PAGE_SIZE, spec.dtype)
-    possible = PLANES[ends.source.type]
-    planes = options["plane"].split(",") if options["plane"] else possible
+    click.echo(f"{ends.name}\n")
     # More than a prompt needs, so that its pages are scattered and not in a cache.
     num_pages = layout.pages_for(max(options["tokens"])) * 5 // 4 + 1
     with (
-        peer(layout, num_pages, str(ends.source), [p for p in planes if p in possible]) as other,
+        peer(layout, num_pages, str(ends.source), planes) as other,
         _target(ends, layout, num_pages) as (context, pool),
         ExitStack() as stack,
     ):

@@ -59,8 +59,8 @@ class EngineConfig:
     )
     gpu: int | None = option(
         None,
-        "Number of the GPU that a node runs on, as CUDA counts [default: 0; nodes of `baton serve` take all "
-        "in turn].",
+        "Number of the GPU that a node runs on, as CUDA counts; not together with --prefill-gpus or "
+        "--decode-gpus [default: 0; nodes of `baton serve` take all in turn].",
         minimum=0,
     )
     gpu_memory_fraction: float = option(
@@ -72,13 +72,13 @@ class EngineConfig:
     )
     attention: str = option(
         "auto",
-        "Which code computes attention; auto takes flashinfer on a GPU, where it is installed and has the "
-        "model's shape.",
+        "Which code computes attention; auto takes flashinfer on a GPU where it is installed, the precision "
+        "is bfloat16 or float16, and heads have 64, 128 or 256; else sdpa, the slow reference.",
         choices=("auto", "flashinfer", "sdpa"),
     )
     cuda_graphs: str = option(
         "auto",
-        "Replay decode steps as CUDA graphs; auto is on on a GPU.",
+        "Replay decode steps as CUDA graphs; auto is on where attention is flashinfer's.",
         choices=("auto", "on", "off"),
     )
     page_size: int = option(16, "Tokens in a KV page.", minimum=1)
@@ -101,7 +101,7 @@ class EngineConfig:
         maximum=4096,
     )
     prefill_budget: int | None = option(
-        None, "Prompt tokens computed in one batch [default: 128 on a CPU, 8192 on a GPU].", minimum=1
+        None, "Prompt tokens computed in one batch [default: 128 on a CPU, 16384 on a GPU].", minimum=1
     )
     overlap: str = option(
         "auto",

@@ -11,7 +11,7 @@ import logging
 import os
 import warnings
 
-from common.config import EngineConfig
+from common.config import EngineConfig, TransferConfig
 from common.errors import ConfigError
 
 log = logging.getLogger("baton.gpus")
@@ -46,6 +46,25 @@ def count_gpus(config: EngineConfig) -> int:
     return num_gpus
 
 
+def check_device(engine: EngineConfig, transfer: TransferConfig, num_gpus: int) -> None:
+    """See that nodes can do there what they are asked for; to be known before a model is fetched or loaded.
+
+    Args:
+        num_gpus: as from `count_gpus`.
+
+    Raises:
+        ConfigError: what needs a GPU, and there is none, or what only a CPU does.
+    """
+    if num_gpus == 0 and transfer.transfer == "cuda-ipc":
+        raise ConfigError("--transfer cuda-ipc is for nodes on GPUs; on the CPU take auto, shm or frames")
+    if num_gpus > 0 and transfer.transfer == "shm":
+        raise ConfigError("--transfer shm is for nodes on the CPU; on GPUs take auto, cuda-ipc or frames")
+    if num_gpus == 0 and engine.attention == "flashinfer":
+        raise ConfigError("--attention flashinfer: it needs a GPU")
+    if engine.cuda_graphs == "on" and (num_gpus == 0 or engine.attention == "sdpa"):
+        raise ConfigError("--cuda-graphs on needs a GPU and flashinfer's attention")
+
+
 def node_gpu(config: EngineConfig) -> int | None:
     """Return the number of the GPU that this node runs on, None for the CPU. ConfigError: see count_gpus."""
     return None if count_gpus(config) == 0 else config.gpu or 0
@@ -65,7 +84,8 @@ def _visible_gpus() -> tuple[int, str]:
     import torch  # the rest of this file comes before it
 
     if torch.version.cuda is None:
-        return 0, f"torch {torch.__version__} was built without CUDA"
+        without = f"torch {torch.__version__} was built without CUDA"
+        return 0, f"{without}: install torch's CUDA build, or use --device cpu"
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     why = "" if chosen is None else f" with CUDA_VISIBLE_DEVICES={chosen}"
     # device_count alone asks the driver's own tools, which also see GPUs that this torch cannot use.

@@ -2,8 +2,8 @@
 
 1. Check options and port, before anything that takes time.
 2. Make a private folder for the sockets.
-3. Make the model ready and count the GPUs, in a process of its own: a signal can end it, and its memory is
-   given back.
+3. Count the GPUs, check what is asked of them and make the model ready, in a process of its own: a signal can
+   end it, and its memory is given back.
 4. Give each node a GPU, where there are any.
 5. Start gateway and nodes, wait until a pair of nodes is usable, say how to talk to the server.
 6. Watch them (or ask one question) until a signal; end everything.
@@ -41,6 +41,7 @@ from common.config import (
 )
 from common.errors import ConfigError
 from common.gpu_plan import GpuShare, parse_gpus, plan_gpus
+from common.gpus import check_device, count_gpus
 from common.http_port import check_port
 from common.supervisor import GATEWAY, Job, Supervisor
 
@@ -119,21 +120,16 @@ def place_nodes(config: ServeConfig, num_gpus: int) -> dict[str, GpuShare]:
     Raises:
         ConfigError: what was asked for does not go with the GPUs that there are.
     """
-    supervisor, engine, transfer = config.supervisor, config.engine, config.transfer.transfer
+    supervisor, engine = config.supervisor, config.engine
+    check_device(engine, config.transfer, num_gpus)
     prefill_gpus = parse_gpus("--prefill-gpus", supervisor.prefill_gpus)
     decode_gpus = parse_gpus("--decode-gpus", supervisor.decode_gpus)
     if num_gpus == 0:
+        why = "--device cpu was given" if engine.device == "cpu" else "there is no GPU that torch can use"
         for option, value in (("--prefill-gpus", prefill_gpus), ("--decode-gpus", decode_gpus)):
             if value is not None:
-                raise ConfigError(
-                    f"{option} is set, but the nodes run on the CPU: --device cpu was given, or torch finds "
-                    "no GPU that it can use"
-                )
-        if transfer == "cuda-ipc":
-            raise ConfigError("--transfer cuda-ipc is for nodes on GPUs, and these run on the CPU")
+                raise ConfigError(f"{option} is set, but the nodes run on the CPU: {why}")
         return {}
-    if transfer == "shm":
-        raise ConfigError("--transfer shm is for nodes on the CPU; on GPUs take cuda-ipc (or --device cpu)")
     one = None if engine.gpu is None else (engine.gpu,)
     phases = ((config.num_prefill, prefill_gpus or one), (config.num_decode, decode_gpus or one))
     shares = plan_gpus(num_gpus, phases, engine.gpu_memory_fraction)
@@ -204,9 +200,11 @@ def _exit_status(job: Job) -> int:
 
 
 def _prepare(supervisor: Supervisor, config: ServeConfig, launch: Launch) -> Prepared | int:
-    """Make the model ready and count the GPUs; the exit status of the process that could not do so."""
+    """Count the GPUs and make the model ready; the exit status of the process that could not do so."""
     cache = () if launch.cache is None else ("--cache", str(launch.cache))
-    argv = (*launch.command, "prepare", *cache, *to_argv(config.model, config.engine, config.log))
+    # All that a node's place depends on: what does not fit the GPUs is found before a model is fetched.
+    placed = (config.supervisor, config.model, config.engine, config.transfer, config.decode)
+    argv = (*launch.command, "prepare", *cache, *to_argv(*placed, config.log))
     end = supervisor.run_job(ChildSpec("prepare", "prepare", argv, ("--", config.model.model), is_job=True))
     if end.status != 0:
         return _exit_status(end)
@@ -238,8 +236,14 @@ def _refuse_contradictions(config: ServeConfig) -> None:
             raise ConfigError(
                 f"{option} does not go with --colocated: there the decode nodes compute the prompts"
             )
-    parse_gpus("--prefill-gpus", supervisor.prefill_gpus)
-    parse_gpus("--decode-gpus", supervisor.decode_gpus)
+    for option, text in (
+        ("--prefill-gpus", supervisor.prefill_gpus),
+        ("--decode-gpus", supervisor.decode_gpus),
+    ):
+        if parse_gpus(option, text) is not None and config.engine.gpu is not None:
+            raise ConfigError(f"--gpu {config.engine.gpu} does not go with {option}: one of them says where")
+    if config.engine.device == "cpu":
+        place_nodes(config, count_gpus(config.engine))
 
 
 def serve(
@@ -265,8 +269,8 @@ def serve(
             if isinstance(prepared, int):
                 return prepared
             shares = place_nodes(config, prepared.num_gpus)
-            for name, share in shares.items():
-                log.info("%s runs on GPU %d, with %g of its memory", name, share.gpu, share.memory_fraction)
+            for node, share in shares.items():
+                log.info("%s runs on GPU %d, with %g of its memory", node, share.gpu, share.memory_fraction)
             supervisor.start(plan_services(config, launch, prepared.folder, Path(run_dir), shares))
             url = base_url(config.gateway.host, supervisor.wait_usable())
             if question is not None:

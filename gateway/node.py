@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import socket
@@ -59,6 +60,8 @@ async def _serve(
             lifeline.alive()
             await asyncio.sleep(ALIVE_EVERY_S / 2)
 
+    gc.collect()
+    gc.freeze()  # what is here stays: a walk of the collector over all of it would hold every stream up
     alive = asyncio.create_task(stay_alive())
     try:
         await server.serve(sockets=[http])

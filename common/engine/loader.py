@@ -268,7 +268,7 @@ def _graph_sizes(config: EngineConfig, backend: str, max_running: int) -> int:
     if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and backend != "flashinfer"):
         return 0
     if backend != "flashinfer":
-        raise ConfigError("--cuda-graphs on needs a GPU and --attention flashinfer")
+        raise ConfigError("--cuda-graphs on needs a GPU and flashinfer's attention")
     return max_running
 
 

@@ -2,8 +2,8 @@
 
 The counts are updated on the forward stream right after sampling, so they are exact with and without
 overlap: the host, which lags a step behind, has no part in it. A row is primed when its request is granted
-pages; the first token of a hand-over is counted when it is seeded. Rows without penalties cost nothing, and
-nothing is allocated before the first request that has some.
+pages; the first token of a hand-over is counted when it is seeded. Rows without penalties cost nothing; on a
+CPU nothing is allocated before the first request that has some.
 """
 
 from __future__ import annotations

@@ -161,10 +161,10 @@ def test_gap_that_long_prompts_lengthen_is_a_busy_one_wherever_it_begins_and_end
     report = Report("serve", {})
     targets = Targets(report, {}, {})
     answers = [answer_at(1.0, 1.1, 1.9, 2.4, 2.5, 9.0)]
-    quiet_ms = add_phase(targets, "quiet", answers, (1.0, 2.0))
+    quiet_ms = add_phase(targets, "quiet", answers, (1.0, 2.0), 100)
     assert quiet_ms["max"] == pytest.approx(800)
     assert quiet_ms["p50"] == pytest.approx(800)  # of two, the one that half are not above
-    busy_ms = add_phase(targets, "busy", answers, (2.0, 3.0), quiet_ms)
+    busy_ms = add_phase(targets, "busy", answers, (2.0, 3.0), 100, quiet_ms)
     assert busy_ms["max"] == pytest.approx(6500)
     assert busy_ms["p50"] == pytest.approx(500)
     figures = {figure.name: figure for figure in report.figures}
@@ -172,7 +172,7 @@ def test_gap_that_long_prompts_lengthen_is_a_busy_one_wherever_it_begins_and_end
     assert figures["ITL p99 busy over p50 quiet"].value == pytest.approx(6500 / 800)
     assert figures["busy: output"].value == pytest.approx(2.0)
     with pytest.raises(ConfigError, match="hold streams for longer"):
-        add_phase(targets, "quiet", answers, (20.0, 30.0))
+        add_phase(targets, "quiet", answers, (20.0, 30.0), 100)
 
 
 def test_aims_stand_beside_what_they_name() -> None:
@@ -255,7 +255,8 @@ def test_held_streams_are_held_and_long_prompts_come() -> None:
     assert len(held) == 4 + values["held streams that began again"]
     assert values["held streams that began again"] > 0  # this server is fast
     assert values["held streams that failed"] == values["long prompts: failed"] == 0
-    assert {"quiet: ITL p99", "busy: ITL max"} <= values.keys()
+    assert {"quiet: ITL p99", "quiet again: ITL p50", "busy: ITL max"} <= values.keys()
+    assert all(5 < values[f"{phase}: context, mean"] < 506 for phase in ("quiet", "busy", "quiet again"))
 
 
 def test_hold_without_long_prompts_is_quiet() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +19,22 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks import step
 from benchmarks.device_profile import HOST_GAP_NS, Activity, usage_of
-from benchmarks.engine_runs import GREEDY, decode, prebuilt_ms, prefill_s, tokens_needed
+from benchmarks.engine_runs import (
+    GREEDY,
+    WARM_STEPS,
+    check_context,
+    decode,
+    prebuilt_ms,
+    prefill_s,
+    tokens_needed,
+)
 from benchmarks.local_node import load_local
+from benchmarks.parts import Parts
+from benchmarks.report import Report
+from benchmarks.targets import Targets
 from common.engine.batch import ForwardMode, ScheduleBatch
 from common.engine.loader import Engine
+from common.errors import ConfigError
 from common.model.spec import load_spec
 from tests.bench.test_benchmarks import names, run
 from tests.tiny import write_tiny_model
@@ -43,6 +57,11 @@ def engine(folder: Path) -> Engine:
 @pytest.fixture
 def launched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[ScheduleBatch]:
     """The batches that the engine was given."""
+    return watch(engine, monkeypatch)
+
+
+def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[ScheduleBatch]:
+    """Return a list that gets the batches that the engine is given."""
     batches = []
     launch: Callable[[ScheduleBatch], Any] = engine.runner.launch
 
@@ -75,15 +94,55 @@ def test_all_figures(folder: Path) -> None:
     assert zeros <= {"parts that failed", "PREBUILT, longest and shortest differ by"}
 
 
-def test_a_part_that_fails_is_told_of_and_the_others_are_there(folder: Path) -> None:
-    # 512 tokens of context are the model's.
-    options = ("--context", "600", "--steps", "4", "--batch", "1", "--prefill", "20", "--no-penalties")
-    result = CliRunner().invoke(step.main, [str(folder), *options, "--prebuilt", "", "--device", "cpu"])
-    assert result.exit_code == 1
-    assert "decode 1 failed" in result.stderr
-    record = json.loads(result.stdout.splitlines()[-1])
-    assert "prefill of 20" in names(record)
-    assert next(f["value"] for f in record["figures"] if f["name"] == "parts that failed") == 1
+def test_a_part_that_fails_is_told_of_and_the_others_are_there(capsys: pytest.CaptureFixture[str]) -> None:
+    parts = Parts(Targets.of(Report("parts", {}), [], []))
+    with parts.part("bug"):
+        raise KeyError("missing")
+    with parts.part("no memory"):
+        raise ConfigError("lower --batch")
+    with parts.part("good"):
+        parts.targets.add("count", 3, "requests")
+    with pytest.raises(SystemExit, match="1"):
+        parts.publish(save=False, label="")
+    said = capsys.readouterr()
+    assert "bug failed: \nTraceback" in said.err
+    assert "\nno memory failed: lower --batch\nno memory: " in said.err
+    values = {f["name"]: f["value"] for f in json.loads(said.out.splitlines()[-1])["figures"]}
+    assert values == {"count": 3, "parts that failed": 2}
+    assert re.search(r"^count +3 requests$", said.out, re.MULTILINE)  # a count is a whole number
+
+
+# The model's 512 tokens are not to be passed by the last step, nor the prompt to be shorter than a token.
+@pytest.mark.parametrize(("context", "steps"), [(499, 20), (20, 20), (300, 598), (600, 4)])
+def test_a_context_that_the_middle_step_cannot_have_is_refused(
+    folder: Path, context: int, steps: int
+) -> None:
+    options = ("--batch", "1", "--context", str(context), "--steps", str(steps), "--device", "cpu")
+    result = CliRunner().invoke(step.main, [str(folder), *options])
+    assert isinstance(result.exception, ConfigError)
+    assert str(result.exception).startswith(f"--context {context}: ")
+
+
+@pytest.mark.parametrize(("context", "steps"), [(21, 20), (498, 20), (259, 496), (260, 496)])
+def test_the_longest_and_shortest_context_are_what_the_middle_step_has(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, context: int, steps: int
+) -> None:
+    check_context(context, steps, context_length=512)
+    longest = tokens_needed(context, steps)
+    engine = load_local(folder, "float32", num_requests=1, max_len=longest, prefill_budget=32)
+    batches = watch(engine, monkeypatch)
+    assert len(decode(engine, 1, context, steps).steps_s) == steps
+    lengths = [batch.seq_lens[0] for batch in batches]
+    assert lengths[WARM_STEPS + steps // 2 - 1] == context
+
+
+def test_random_weights_are_announced_with_their_size(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "config.json", tmp_path)
+    nothing = ("--batch", "", "--prefill", "", "--prebuilt", "")
+    options = ("--load-format", "dummy", "--dtype", "float32", "--device", "cpu", *nothing)
+    result = CliRunner().invoke(step.main, [str(tmp_path), *options])
+    assert result.exit_code == 0
+    assert result.stderr.startswith("making random weights: 0.0 GiB\n")
 
 
 @pytest.mark.parametrize("overlap", [False, True])

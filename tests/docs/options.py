@@ -20,6 +20,10 @@ An option on the command line comes before its environment variable, which comes
 variable is the name in capitals, with `BATON_` before it: `--page-size` is `BATON_PAGE_SIZE`. What two nodes
 must agree on (`--page-size`, `--dtype`, the model) is compared when they meet.
 """
+BENCH = (
+    "| `baton bench` | Measure a server, or this machine. "
+    "| see [benchmarks.md](benchmarks.md): its options have no environment variables |"
+)
 CONFIGS: tuple[type[Any], ...] = (
     settings.SupervisorConfig,
     settings.GatewayConfig,
@@ -107,6 +111,7 @@ def _commands_table() -> list[str]:
                 own.append(f"`{param.opts[0]}`: {DEFAULT.sub('', param.help or '').rstrip('.')}")
         does = (command.help or "").partition("\n")[0]
         rows.append(f"| `{name}` | {does} | {'; '.join(own)} |")
+    rows.append(BENCH)
     return [
         "## Commands",
         "",

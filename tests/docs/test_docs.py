@@ -28,6 +28,8 @@ def test_options_page_has_every_option_that_a_user_can_type() -> None:
         for param in command.params:
             if isinstance(param, click.Option) and not param.hidden:
                 assert f"`{param.opts[0]}`" in page, (name, param.opts)
+    groups = [name for name, command in cli.baton.commands.items() if isinstance(command, click.Group)]
+    assert all(f"`baton {name}" in page for name in groups)
     assert "--parent-fd" not in page
     assert "prepare" not in page
 

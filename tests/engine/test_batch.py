@@ -207,6 +207,21 @@ def test_chunks_cover_every_prompt_once_in_order(
         assert r.num_sampled == 1
 
 
+def lengths_planned(lengths: list[int], budget: int) -> list[int]:
+    pages = tuple(range(1, 2000))
+    requests = [request(n, pages, row=i + 1) for i, n in enumerate(lengths)]
+    return [chunk.end - chunk.start for chunk in plan_chunks(requests, budget, 16)]
+
+
+def test_a_long_prompt_has_the_batch_for_itself_and_short_ones_share_it() -> None:
+    assert lengths_planned([16000, 500], 16384) == [16000], "nobody waits for what makes nothing faster"
+    assert lengths_planned([20000, 500], 16384) == [16384]
+    assert lengths_planned([500, 700, 300], 16384) == [500, 700, 300]
+    assert lengths_planned([500, 16000], 16384) == [500, 1536], "the rest of it comes alone"
+    assert lengths_planned([2048, 1], 16384) == [2048]
+    assert lengths_planned([100, 100], 128) == [100, 16]
+
+
 def test_a_batch_is_plain_host_data() -> None:
     """What a scheduler returns can be compared and printed: no tensor hides in it."""
     plans = plan_chunks([request(4, (1,))], 8, 4)

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -33,6 +34,7 @@ from common.config import (
     value_type,
 )
 from common.errors import ConfigError
+from common.gpus import check_device
 from common.http_port import check_port
 from common.serve import (
     Launch,
@@ -100,9 +102,13 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--gpu-memory-fraction", "0.99"], {}, "0.98"),
         (["serve", "--gpu-memory-fraction", "half"], {}, "'half'"),
         (["serve", "--gpu", "-1"], {}, "--gpu"),
+        (["serve", "--gpu", "1", "--prefill-gpus", "0"], {}, "--gpu 1 does not go with --prefill-gpus"),
+        (["serve", "--gpu", "1", "--decode-gpus", "0"], {}, "--gpu 1 does not go with --decode-gpus"),
         (["serve", "--port", "0", "--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "--device cuda: "),
         (["serve", "--port", "0", "--gpu", "1"], {"CUDA_VISIBLE_DEVICES": ""}, "--gpu 1: "),
         (["prefill", "--join", "ipc:///tmp/x", "--gpu", "0", "--device", "cpu"], {}, "--device cpu"),
+        (["bench", "step", "/no/such/model"], {}, "/no/such/model"),
+        (["bench", "transfer", "--device", "cpu", "--plane", "cuda-ipc"], {}, "--plane cuda-ipc"),
         (["models", "pull", "no-such-model"], {}, "no-such-model"),
         (["models", "pull"], {}, "NAME"),
         (["serve", "--host", "no.such.host.invalid"], {}, "no.such.host.invalid"),
@@ -116,6 +122,73 @@ def test_mistake_is_one_line_and_status_2(args: list[str], env: dict[str, str], 
     result = run(*args, **env)
     assert words in one_line(result)
     assert result.returncode == 2
+
+
+NO_GPU = {"CUDA_VISIBLE_DEVICES": ""}
+ON_CPU = {
+    ("--transfer", "cuda-ipc"): "--transfer cuda-ipc is for nodes on GPUs",
+    ("--attention", "flashinfer"): "--attention flashinfer: it needs a GPU",
+    ("--cuda-graphs", "on"): "--cuda-graphs on needs a GPU",
+}
+PLACED = {
+    ("--prefill-gpus", "0"): "--prefill-gpus is set, but the nodes run on the CPU",
+    ("--decode-gpus", "0"): "--decode-gpus is set, but the nodes run on the CPU",
+}
+
+
+@pytest.mark.parametrize(("args", "words"), [*ON_CPU.items(), *PLACED.items()])
+def test_what_needs_a_gpu_is_refused_before_the_model_is_looked_for(
+    args: tuple[str, ...], words: str
+) -> None:
+    result = run("serve", "/no/such/model", "--port", "0", *args, **NO_GPU)
+    assert words in one_line(result)
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize(("args", "words"), [*ON_CPU.items(), *PLACED.items()])
+def test_what_the_cpu_was_asked_for_is_refused_before_any_work(args: tuple[str, ...], words: str) -> None:
+    # Not even the address was tried.
+    result = run("serve", "--host", "no.such.host.invalid", "--device", "cpu", *args)
+    assert words in one_line(result)
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize("command", ["prefill", "decode"])
+@pytest.mark.parametrize(("args", "words"), ON_CPU.items())
+def test_node_is_refused_what_needs_a_gpu_before_its_model_is_looked_for(
+    command: str, args: tuple[str, ...], words: str
+) -> None:
+    line = one_line(run(command, "/no/such/model", "--join", "ipc:///tmp/x", *args, **NO_GPU))
+    assert words in line
+    assert "--device" not in line
+
+
+@pytest.mark.parametrize(
+    ("engine", "transfer", "num_gpus"),
+    [
+        (EngineConfig(), TransferConfig(transfer="shm"), 1),
+        (EngineConfig(cuda_graphs="on", attention="sdpa"), TransferConfig(), 1),
+    ],
+)
+def test_what_a_gpu_does_not_do_is_refused(
+    engine: EngineConfig, transfer: TransferConfig, num_gpus: int
+) -> None:
+    with pytest.raises(ConfigError, match=r"^--(transfer shm|cuda-graphs on) "):
+        check_device(engine, transfer, num_gpus)
+
+
+def test_what_each_device_does_is_not_refused() -> None:
+    for num_gpus, planes in ((0, ("auto", "shm", "frames")), (2, ("auto", "cuda-ipc", "frames"))):
+        for plane in planes:
+            check_device(EngineConfig(), TransferConfig(transfer=plane), num_gpus)
+    check_device(EngineConfig(cuda_graphs="on", attention="flashinfer"), TransferConfig(), 1)
+    check_device(EngineConfig(cuda_graphs="off", attention="sdpa"), TransferConfig(), 0)
+
+
+@pytest.mark.skipif(torch.version.cuda is not None, reason="torch has CUDA here")
+def test_torch_without_cuda_is_said_with_what_to_do() -> None:
+    result = run("serve", "/no/such/model", "--port", "0", "--device", "cuda")
+    assert "was built without CUDA: install torch's CUDA build, or use --device cpu" in one_line(result)
 
 
 def test_taken_port_is_said_before_any_work() -> None:
@@ -273,7 +346,6 @@ def test_nodes_are_told_which_gpu_is_theirs_and_how_much_of_it() -> None:
         "decode-1": (1, 0.9),
     }
     assert gpus(["--gpu", "1"], 2) == {"prefill-0": (1, 0.45), "decode-0": (1, 0.45)}
-    assert gpus(["--gpu", "1", "--prefill-gpus", "0"], 2) == {"prefill-0": (0, 0.9), "decode-0": (1, 0.9)}
 
 
 @pytest.mark.parametrize(
