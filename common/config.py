@@ -72,13 +72,14 @@ class EngineConfig:
     )
     attention: str = option(
         "auto",
-        "Which code computes attention; auto takes flashinfer on a GPU where it is installed, the precision "
-        "is bfloat16 or float16, and heads have 64, 128 or 256; else sdpa, the slow reference.",
-        choices=("auto", "flashinfer", "sdpa"),
+        "Which code computes attention. On a GPU, in bfloat16 or float16, auto takes flashinfer for prompts, "
+        "where it is installed and heads have 64, 128 or 256, and otherwise kernels of our own (triton); in "
+        "float32 and on a CPU sdpa, the reference.",
+        choices=("auto", "flashinfer", "triton", "sdpa"),
     )
     cuda_graphs: str = option(
         "auto",
-        "Replay decode steps as CUDA graphs; auto is on where attention is flashinfer's.",
+        "Replay decode steps as CUDA graphs; auto is on where attention is not sdpa.",
         choices=("auto", "on", "off"),
     )
     page_size: int = option(16, "Tokens in a KV page.", minimum=1)

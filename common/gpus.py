@@ -59,10 +59,10 @@ def check_device(engine: EngineConfig, transfer: TransferConfig, num_gpus: int) 
         raise ConfigError("--transfer cuda-ipc is for nodes on GPUs; on the CPU take auto, shm or frames")
     if num_gpus > 0 and transfer.transfer == "shm":
         raise ConfigError("--transfer shm is for nodes on the CPU; on GPUs take auto, cuda-ipc or frames")
-    if num_gpus == 0 and engine.attention == "flashinfer":
-        raise ConfigError("--attention flashinfer: it needs a GPU")
+    if num_gpus == 0 and engine.attention in ("flashinfer", "triton"):
+        raise ConfigError(f"--attention {engine.attention}: it needs a GPU")
     if engine.cuda_graphs == "on" and (num_gpus == 0 or engine.attention == "sdpa"):
-        raise ConfigError("--cuda-graphs on needs a GPU and flashinfer's attention")
+        raise ConfigError("--cuda-graphs on needs a GPU, and attention other than sdpa")
 
 
 def node_gpu(config: EngineConfig) -> int | None:

@@ -1,7 +1,7 @@
 """The core can be read in an afternoon: its code stays under 9,000 lines.
 
 Blank lines, comments and docstrings are left out: they are what makes code quick to read, not what makes it
-long.
+long. Kernels are counted apart: each stands by itself, and nobody needs them to follow the rest.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 CORE = ("common", "transfer", "prefill_node", "decode_node")
-LIMIT = 9_000
+KERNELS = ROOT / "common" / "kernels"
+LIMIT, KERNELS_LIMIT = 9_000, 1_000
 
 
 def code_lines(source: str) -> int:
@@ -24,12 +25,17 @@ def code_lines(source: str) -> int:
     return len(code)
 
 
+def lines_below(folder: Path) -> int:
+    return sum(code_lines(path.read_text()) for path in folder.rglob("*.py"))
+
+
 def test_the_core_stays_small() -> None:
-    lines = {
-        folder: sum(code_lines(path.read_text()) for path in (ROOT / folder).rglob("*.py")) for folder in CORE
-    }
-    print(f"core: {sum(lines.values())} lines of code {lines}")  # noqa: T201
+    kernels = lines_below(KERNELS)
+    lines = {folder: lines_below(ROOT / folder) for folder in CORE}
+    lines["common"] -= kernels
+    print(f"core: {sum(lines.values())} lines of code {lines}, and {kernels} of kernels")  # noqa: T201
     assert sum(lines.values()) < LIMIT, lines
+    assert kernels < KERNELS_LIMIT
 
 
 def test_lines_are_counted() -> None:

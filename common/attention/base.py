@@ -11,8 +11,17 @@ from typing import Protocol
 
 from torch import Tensor
 
+from common.attention.blocks import ExtendBlocks
 from common.attention.splits import DecodeSplits
 from common.device.packed import PackedBlock
+
+
+@dataclass(frozen=True, slots=True)
+class StepPlan:
+    """How a step's attention is cut into programs; None where a backend has no use for it."""
+
+    splits: DecodeSplits | None  # of the requests that decode
+    blocks: ExtendBlocks | None  # of those that extend
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,19 +40,33 @@ class AttentionInputs:
     prefix_lens_cpu: tuple[int, ...]  # tokens in KV before this step
     extend_lens_cpu: tuple[int, ...]  # tokens of this step
     num_decode: int = 0
-    splits: DecodeSplits | None = None  # of the requests that decode, where the backend wants them
+    plan: StepPlan | None = None
+
+    @property
+    def num_extend_tokens(self) -> int:
+        """Tokens of the requests that extend, the first of the step."""
+        return sum(self.extend_lens_cpu) - self.num_decode
 
 
 class AttentionBackend(Protocol):
     """Causal grouped-query attention over a paged KV pool."""
 
-    def pack(self, block: PackedBlock, seq_lens: Sequence[int], padded: int) -> DecodeSplits | None:
-        """Add what the decoding requests of a step need on the device to its block.
+    def pack(
+        self,
+        block: PackedBlock,
+        prefix_lens: Sequence[int],
+        extend_lens: Sequence[int],
+        num_decode: int,
+        pad: int,
+    ) -> StepPlan | None:
+        """Add what a step needs on the device to its block.
 
         Args:
             block: the step's host metadata.
-            seq_lens: tokens in KV after the step, a request.
-            padded: requests on the device.
+            prefix_lens: tokens in KV before the step, a request.
+            extend_lens: tokens of the step, a request.
+            num_decode: requests that decode, the last.
+            pad: requests of row 0 behind them, on the device.
         """
         ...
 

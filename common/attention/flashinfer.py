@@ -1,4 +1,4 @@
-"""Attention on NVIDIA GPUs: prompts by flashinfer, decode steps by kernels/decode_attention.py.
+"""Attention on NVIDIA GPUs: prompts by flashinfer, decode steps by our own kernel (triton.py).
 
 Measured on an H200, Llama-3.1-8B shape: flashinfer's prefill over contiguous keys reaches 650 TFLOP/s, over
 pages 530 to 590, so prompts without a prefix take the first way. Our decode kernel is 3 to 15 % faster than
@@ -21,10 +21,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.attention.base import AttentionInputs
-from common.attention.splits import SPLIT_UNIT_TOKENS, DecodeSplits, pack_splits
+from common.attention.base import AttentionInputs, StepPlan
+from common.attention.triton import TritonAttention
 from common.device.packed import PackedBlock
-from common.kernels.decode_attention import DecodeWorkspace, attend_decode
 from common.kv.pool import KVPool
 
 log = logging.getLogger("baton.engine")
@@ -32,8 +31,6 @@ log = logging.getLogger("baton.engine")
 HEAD_DIMS = (64, 128, 256)  # that flashinfer's prefill kernels are built for
 _WORKSPACE_BYTES = 384 << 20  # flashinfer's own advice is 128 MiB; long prompts in many pieces need more
 _SLOTS = 4  # pinned workspaces: steps that can be planned before the first one's copy is done
-# Reads under way keep a multiprocessor busy when it has about four programs.
-_PROGRAMS_PER_SM = 4
 
 
 @dataclass(eq=False, slots=True)
@@ -95,16 +92,20 @@ class FlashInferAttention:
             for _ in range(_SLOTS)
         ]
         self._next_slot = 0
-        self._spare = -(-_PROGRAMS_PER_SM * properties.multi_processor_count // layout.kv_heads)
-        self._workspace = DecodeWorkspace.of(
-            max_requests + self._spare, max_requests, num_heads, layout.kv_heads, layout.head_dim, device
-        )
+        self._own = TritonAttention(pool, num_heads, max_requests)
         self._inputs: AttentionInputs | None = None
         self._prefill: _Prefill | None = None
 
-    def pack(self, block: PackedBlock, seq_lens: Sequence[int], padded: int) -> DecodeSplits | None:
+    def pack(
+        self,
+        block: PackedBlock,
+        prefix_lens: Sequence[int],
+        extend_lens: Sequence[int],
+        num_decode: int,
+        pad: int,
+    ) -> StepPlan:
         """See AttentionBackend."""
-        return pack_splits(block, seq_lens, padded, self._spare) if seq_lens else None
+        return self._own.pack_decode(block, prefix_lens, num_decode, pad)
 
     def plan(self, inputs: AttentionInputs) -> None:
         """See AttentionBackend."""
@@ -122,27 +123,12 @@ class FlashInferAttention:
         inputs, prefill = self._inputs, self._prefill
         assert inputs is not None
         if prefill is None:
-            return self._decode(layer, q, inputs, inputs.rows, inputs.seq_lens)
+            return self._own.decode(layer, q, inputs)
         n = prefill.num_tokens
         extended = prefill.attend(layer, q[:n], k[:n], v[:n])
         if not inputs.num_decode:
             return extended
-        rows, seq_lens = inputs.rows[-inputs.num_decode :], inputs.seq_lens[-inputs.num_decode :]
-        return torch.cat((extended, self._decode(layer, q[n:], inputs, rows, seq_lens)))
-
-    def _decode(self, layer: int, q: Tensor, inputs: AttentionInputs, rows: Tensor, lens: Tensor) -> Tensor:
-        splits = inputs.splits
-        assert splits is not None
-        return attend_decode(
-            q.contiguous(),
-            self._pages[layer],
-            inputs.page_table,
-            rows,
-            lens,
-            (splits.requests, splits.starts, splits.tokens, splits.indptr),
-            self._workspace,
-            SPLIT_UNIT_TOKENS,
-        )
+        return torch.cat((extended, self._own.decode(layer, q[n:], inputs)))
 
     def _plan_ragged(
         self, inputs: AttentionInputs, prefix_lens: Sequence[int], extend_lens: Sequence[int]

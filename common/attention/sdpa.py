@@ -26,8 +26,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from common.attention.base import AttentionInputs
-from common.attention.splits import DecodeSplits
+from common.attention.base import AttentionInputs, StepPlan
 from common.device.packed import PackedBlock
 from common.device.pinned import to_device
 from common.kv.pool import KVPool
@@ -103,7 +102,14 @@ class SdpaAttention:
         self._workspace = torch.empty((2, 0), dtype=self._dtype, device=self._device)
         self._step: list[_Group | _Span] = []
 
-    def pack(self, block: PackedBlock, seq_lens: Sequence[int], padded: int) -> DecodeSplits | None:
+    def pack(
+        self,
+        block: PackedBlock,
+        prefix_lens: Sequence[int],
+        extend_lens: Sequence[int],
+        num_decode: int,
+        pad: int,
+    ) -> StepPlan | None:
         """See AttentionBackend; lengths are taken from the host."""
         return None
 

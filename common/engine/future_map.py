@@ -106,7 +106,7 @@ def resolve_forward_inputs(
     cache_loc = block.add(_padded(batch.out_cache_loc(), pad), np.int64)
     seq_lens = block.add(_padded(batch.seq_lens, pad), np.int32)
     num_decode = batch.num_decode
-    splits = attention.pack(block, batch.seq_lens[requests - num_decode :], padded - requests + num_decode)
+    plan = attention.pack(block, batch.prefix_lens, batch.extend_lens, num_decode, pad)
     num_prompt = tokens - num_decode
     prompt_ids = None
     if batch.prefill_input_ids_cpu is not None:
@@ -140,7 +140,7 @@ def resolve_forward_inputs(
             prefix_lens_cpu=batch.prefix_lens,
             extend_lens_cpu=batch.extend_lens,
             num_decode=num_decode,
-            splits=splits,
+            plan=plan,
         ),
         logits_indices=logits_indices,
         sample_req_pool_indices=sample_rows,

@@ -97,7 +97,7 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
     layout = spec.kv_layout(config.page_size, dtype)
     # A decode node has requests that run, and as many whose pages are on their way.
     num_rows = 2 * max_running if duties.decodes else max_running
-    backend = _choose_attention(config, spec, dtype, device)
+    backend = _choose_attention(config, spec, dtype, device, duties)
     graph_sizes = _graph_sizes(config, backend, max_running) if duties.decodes else 0
     # A step of prompts beside requests that decode has both.
     tokens = (budget if duties.prefills else 0) + (max_running if duties.decodes else 0)
@@ -111,13 +111,7 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
             torch.cuda.synchronize(device)
     pool = _make_pool(config, layout, device, beside_bytes, duties)
     streams = Streams(device)
-    attention: AttentionBackend
-    if backend == "flashinfer":
-        from common.attention.flashinfer import FlashInferAttention, announce_build
-
-        attention = FlashInferAttention(pool, spec.heads, max(padded_sizes(max_running)[-1], max_running))
-    else:
-        attention = SdpaAttention(pool, spec.heads)
+    attention = _make_attention(backend, pool, spec.heads, max_running)
     runner = ModelRunner(
         make_decoder(spec, weights, dtype, pool, attention, fused=on_gpu),
         spec.eos_token_ids,
@@ -128,8 +122,6 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
         debug=config.debug_checks,
     )
     if on_gpu:
-        if backend == "flashinfer" and duties.prefills:
-            announce_build(spec.head_dim, pool.data.dtype)
         with _stage("largest steps, and kernels that had to be built"):
             runner.warm_up(_largest_steps(spec, config, duties, budget, max_running))
     log.info(
@@ -197,6 +189,21 @@ def _await_memory(
     )
 
 
+def _make_attention(backend: str, pool: KVPool, heads: int, max_running: int) -> AttentionBackend:
+    if backend == "sdpa":
+        return SdpaAttention(pool, heads)
+    most = max(padded_sizes(max_running)[-1], max_running)
+    # Both need what only torch's CUDA builds bring along.
+    if backend == "triton":
+        from common.attention.triton import TritonAttention
+
+        return TritonAttention(pool, heads, most)
+    from common.attention.flashinfer import FlashInferAttention, announce_build
+
+    announce_build(pool.layout.head_dim, pool.data.dtype)
+    return FlashInferAttention(pool, heads, most)
+
+
 def _largest_steps(
     spec: ModelSpec, config: EngineConfig, duties: Duties, budget: int, max_running: int
 ) -> list[ScheduleBatch]:
@@ -214,27 +221,35 @@ def _largest_steps(
     return steps
 
 
-def _choose_attention(config: EngineConfig, spec: ModelSpec, dtype: str, device: torch.device) -> str:
-    """Return "flashinfer" or "sdpa"; what falls back to the slow reference says why.
+def _choose_attention(
+    config: EngineConfig, spec: ModelSpec, dtype: str, device: torch.device, duties: Duties
+) -> str:
+    """Return "flashinfer", "triton" or "sdpa"; what is not the fastest says why.
 
     Raises:
-        ConfigError: flashinfer was asked for by name, and cannot be had.
+        ConfigError: what was asked for by name cannot be had.
     """
-    if config.attention == "sdpa":
+    wanted = config.attention
+    if wanted == "sdpa" or device.type == "cpu":
         return "sdpa"
-    reason = _why_no_flashinfer(spec, dtype, device)
+    if dtype == "float32":
+        if wanted == "flashinfer":
+            raise ConfigError("--attention flashinfer computes in bfloat16 and float16, not in float32")
+        if wanted == "auto":
+            log.info("attention is sdpa, the slow reference, without CUDA graphs: the model is in float32")
+            return "sdpa"
+    if wanted == "triton" or not duties.prefills:  # decode steps are ours in any case
+        return "triton"
+    reason = _why_no_flashinfer(spec)
     if reason is None:
         return "flashinfer"
-    if config.attention == "flashinfer":
+    if wanted == "flashinfer":
         raise ConfigError(f"--attention flashinfer: {reason}")
-    if device.type == "cuda":
-        log.warning("attention is sdpa, the slow reference, without CUDA graphs: %s", reason)
-    return "sdpa"
+    log.warning("long prompts are slower than they could be, without flashinfer: %s", reason)
+    return "triton"
 
 
-def _why_no_flashinfer(spec: ModelSpec, dtype: str, device: torch.device) -> str | None:
-    if device.type != "cuda":
-        return "it needs a GPU"
+def _why_no_flashinfer(spec: ModelSpec) -> str | None:
     if importlib.util.find_spec("flashinfer") is None:
         return f"it is not installed; {FLASHINFER_HINT}"
     if importlib.util.find_spec("flashinfer_jit_cache") is None and not _has_nvcc():
@@ -244,8 +259,6 @@ def _why_no_flashinfer(spec: ModelSpec, dtype: str, device: torch.device) -> str
         )
     from common.attention.flashinfer import HEAD_DIMS
 
-    if dtype == "float32":
-        return "it computes in bfloat16 and float16, not in float32"
     if spec.head_dim not in HEAD_DIMS:
         return f"it has no kernels for heads of {spec.head_dim}"
     return None
@@ -265,10 +278,10 @@ def _graph_sizes(config: EngineConfig, backend: str, max_running: int) -> int:
     Raises:
         ConfigError: graphs were asked for by name, and cannot be had.
     """
-    if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and backend != "flashinfer"):
+    if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and backend == "sdpa"):
         return 0
-    if backend != "flashinfer":
-        raise ConfigError("--cuda-graphs on needs a GPU and flashinfer's attention")
+    if backend == "sdpa":
+        raise ConfigError("--cuda-graphs on needs a GPU, and attention other than sdpa")
     return max_running
 
 

@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from common.kernels.ahead import EARLY_TOKENS, launches_ahead, release_next, wait_for_inputs
+from common.kernels.room import pipeline_stages
 
 _LEAST_ROWS = 16  # of a matrix product
 _LOG2_E = 1.4426950408889634
@@ -177,6 +178,7 @@ def attend_decode(
     _, heads, head_dim = q.shape
     page_size, kv_heads = pool.shape[2], pool.shape[3]
     split_requests, split_starts, split_tokens, split_indptr = splits
+    block_dim = triton.next_power_of_2(head_dim)
     out = torch.empty_like(q)
     ahead = launches_ahead(q.device)
     _attend_splits_kernel[(kv_heads, len(split_requests))](
@@ -199,13 +201,13 @@ def attend_decode(
         kv_heads,
         head_dim,
         page_size,
-        triton.next_power_of_2(head_dim),
+        block_dim,
         max(_LEAST_ROWS, triton.next_power_of_2(heads // kv_heads)),
         block_tokens,
         # Single precision is the tests' reference: it is not to become TF32.
         "ieee" if q.dtype == torch.float32 else "tf32",
         num_warps=4,
-        num_stages=3,
+        num_stages=pipeline_stages(q.device, 2 * block_tokens * block_dim * q.element_size(), 3),
         AHEAD=ahead,
         EARLY=len(q) <= EARLY_TOKENS,
         launch_pdl=ahead,

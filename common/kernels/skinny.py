@@ -13,21 +13,20 @@ Measured on an H200, a layer of Llama-3.1-8B without attention: 124 -> 116 us fo
 
 from __future__ import annotations
 
-from functools import cache
-
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from common.kernels.ahead import EARLY_TOKENS, launches_ahead, release_next, wait_for_inputs
+from common.kernels.room import shared_bytes
 
 MAX_TOKENS = 64
 _LEAST_ROWS = 16  # of a matrix product
 _BLOCK_N = 64
 _WIDE_K, _NARROW_K = 128, 64  # up to 32 tokens, and more: what fits into shared memory, several times
 _MAX_SPLITS = 8
-_ROOMY = (9, 10)  # compute capabilities with 227 KiB a program; Ampere has 163, consumer cards 99
+_SHARED_BYTES = 200 << 10  # of the longest pipeline below
 _PROGRAMS = 396  # three a multiprocessor of an H100 or H200
 
 
@@ -104,12 +103,6 @@ def _gated_kernel(
     tl.store(out + token[:, None] * n + column[None, :], activated, live)
 
 
-@cache
-def _has_room(device: torch.device) -> bool:
-    """Say whether a program may have the shared memory that the pipelines take, up to 200 KiB."""
-    return torch.cuda.get_device_capability(device)[0] in _ROOMY
-
-
 def _block_k(tokens: int) -> int:
     return _WIDE_K if tokens <= 32 else _NARROW_K
 
@@ -119,7 +112,7 @@ def can_multiply(tokens: int, weight: Tensor) -> bool:
     n, k = weight.shape
     # No block is masked. gate and up are [2 * n, k]: each half must fill its blocks.
     fits = n % (2 * _BLOCK_N) == 0 and k % _WIDE_K == 0
-    fits &= weight.dtype in (torch.bfloat16, torch.float16) and _has_room(weight.device)
+    fits &= weight.dtype in (torch.bfloat16, torch.float16) and shared_bytes(weight.device) >= _SHARED_BYTES
     return 0 < tokens <= MAX_TOKENS and fits
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from common.attention.blocks import pack_blocks
 from common.attention.splits import SPLIT_UNIT_TOKENS, pack_splits
 from common.device.packed import PackedBlock
 from common.model.rotary import rope_frequencies, rope_table, rotate
@@ -20,6 +21,7 @@ from common.engine.penalties import PenaltyState, resolve_penalties
 from common.kernels.activation import silu_mul
 from common.kernels.argmax import argmax
 from common.kernels.decode_attention import DecodeWorkspace, attend_decode
+from common.kernels.extend_attention import attend_extend, queries_per_block
 from common.kernels.norm import add_rms_norm, rms_norm
 from common.kernels.rotary import rotate_append
 from common.kernels.skinny import can_multiply, gated, product
@@ -233,3 +235,42 @@ def test_penalties_and_counts(gpu: torch.device) -> None:
     torch.testing.assert_close(outcomes[1], outcomes[0], rtol=0.0, atol=1e-6)
     assert torch.equal(outcomes[1][1], logits[1])
     assert not torch.equal(outcomes[1][0], logits[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "head_dim"), [(9, 3, 64), (32, 8, 128), (7, 1, 80), (4, 2, 16)]
+)
+@pytest.mark.parametrize("page", [1, 16, 64])
+def test_extend_attention(
+    gpu: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int, page: int
+) -> None:
+    chunks = [(0, 5), (37, 70), (0, 130), (16, 1), (1000, 333)]  # tokens before, and of the chunk
+    total = sum(extend for _, extend in chunks)
+    pages_each = 1400 // page
+    ids = (torch.randperm(pages_each * len(chunks)) + 1).view(len(chunks), -1)
+    rows = torch.tensor([3, 1, 5, 2, 4], device=gpu)
+    table = torch.zeros(6, pages_each, dtype=torch.int64, device=gpu)
+    table[rows] = ids.to(gpu)
+    pool = torch.full((ids.numel() + 1, 2, page, kv_heads, head_dim), torch.nan, dtype=dtype, device=gpu)
+    q = torch.randn(total, heads, head_dim, dtype=dtype, device=gpu)
+    expected, at = [], 0
+    for i, (prefix, extend) in enumerate(chunks):
+        tokens = torch.arange(prefix + extend)
+        k, v = torch.randn(2, prefix + extend, kv_heads, head_dim, dtype=dtype, device=gpu)
+        where = ids[i][tokens // page]
+        pool[where, 0, tokens % page], pool[where, 1, tokens % page] = k, v
+        k, v = (x.double().repeat_interleave(heads // kv_heads, 1) for x in (k, v))
+        scores = torch.einsum("qhd,nhd->hqn", q[at : at + extend].double(), k) * head_dim**-0.5
+        later = tokens[None] > prefix + torch.arange(extend)[:, None]
+        weights = scores.masked_fill(later.to(gpu), -torch.inf).softmax(-1)
+        expected.append(torch.einsum("hqn,nhd->qhd", weights, v))
+        at += extend
+    block = PackedBlock(gpu)
+    prefix_lens, extend_lens = zip(*chunks, strict=True)
+    plan = pack_blocks(block, prefix_lens, extend_lens, queries_per_block(heads, kv_heads))
+    block.ship()
+    cut = (plan.requests, plan.starts, plan.token_starts, plan.prefix_lens)
+    out = attend_extend(q, pool, table, rows, cut)
+    atol = {torch.float32: 2e-6, torch.bfloat16: 0.02, torch.float16: 0.003}[dtype]
+    torch.testing.assert_close(out.double(), torch.cat(expected), rtol=0.0, atol=atol)
