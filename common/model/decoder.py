@@ -63,23 +63,21 @@ class Decoder:
         ops.plan(inputs)
         residual = F.embedding(input_ids, weights.embed)
         x = ops.norm(residual, weights.layers[0].input_norm)
-        for index, layer in enumerate(weights.layers):
-            if index:
-                x, residual = ops.add_norm(x, residual, layer.input_norm)
-            x, residual = ops.add_norm(self._attend(index, layer, x), residual, layer.post_norm)
-            x = ops.product(layer.down, ops.gated(layer.gate_up, x))
-        if logits_indices is not None:
-            # Of a product in parts the tokens are the last dimension but one.
-            x, residual = x.index_select(-2, logits_indices), residual.index_select(0, logits_indices)
-        x, _ = ops.add_norm(x, residual, weights.norm)
+        norms = [*(layer.input_norm for layer in weights.layers[1:]), weights.norm]
+        for index, (layer, next_norm) in enumerate(zip(weights.layers, norms, strict=True)):
+            x = self._attend(index, layer, x)
+            if logits_indices is not None and next_norm is weights.norm:
+                # Keys and values of all tokens are there: what is left is of those that a token is drawn for.
+                x, residual = x.index_select(0, logits_indices), residual.index_select(0, logits_indices)
+            x, residual = ops.project_norm(layer.o, x, residual, layer.post_norm)
+            x, residual = ops.project_norm(layer.down, ops.gated(layer.gate_up, x), residual, next_norm)
         return weights.lm_head(x, logits_out)
 
     def _attend(self, index: int, layer: LayerWeights, x: Tensor) -> Tensor:
         spec = self.spec
         norms = None if layer.q_norm is None or layer.k_norm is None else (layer.q_norm, layer.k_norm)
         q, k, v = self._ops.rotate_append(index, self._ops.product(layer.qkv, x), norms)
-        out = self.attention.forward(index, q, k, v)
-        return self._ops.product(layer.o, out.reshape(-1, spec.heads * spec.head_dim))
+        return self.attention.forward(index, q, k, v).reshape(-1, spec.heads * spec.head_dim)
 
 
 def read_weights(

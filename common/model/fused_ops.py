@@ -17,6 +17,8 @@ from common.kv.pool import KVPool
 from common.model.linear import Linear
 from common.model.ops import Norms
 
+_ADDED_BY_CUBLAS = 1024  # tokens; below, the sum costs nothing
+
 
 class FusedOps:
     """LayerOps in fused kernels."""
@@ -40,9 +42,15 @@ class FusedOps:
         """See LayerOps."""
         return rms_norm(x, weight, self._eps)
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def project_norm(
+        self, linear: Linear, x: Tensor, residual: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """See LayerOps; `residual` becomes the sum."""
-        return add_rms_norm(x, residual, weight, self._eps), residual
+        if len(x) >= _ADDED_BY_CUBLAS and linear.bias is None:
+            # A product adds for nothing what the norm would have to read and write again.
+            residual.addmm_(x, linear.weight.t())
+            return self.norm(residual, weight), residual
+        return add_rms_norm(self.product(linear, x), residual, weight, self._eps), residual
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
         """See LayerOps; [parts, tokens, out] f32 where `x` is a few tokens."""

@@ -32,12 +32,14 @@ class LayerOps(Protocol):
         """Return x [tokens, width] normalized, times weight [width]."""
         ...
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
-        """Return x + residual, normalized, and the sum; x is of `product`, `residual` may be changed."""
+    def project_norm(
+        self, linear: Linear, x: Tensor, residual: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return linear(x) + residual, normalized, and the sum; `residual` [tokens, width] may be changed."""
         ...
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
-        """Return linear(x) for `add_norm` or `rotate_append`, who know what shape it has."""
+        """Return linear(x) for `rotate_append`, which knows what shape it has."""
         ...
 
     def gated(self, gate_up: Linear, x: Tensor) -> Tensor:
@@ -83,9 +85,11 @@ class TorchOps:
         """See LayerOps."""
         return F.rms_norm(x, weight.shape, weight, self._eps)
 
-    def add_norm(self, x: Tensor, residual: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def project_norm(
+        self, linear: Linear, x: Tensor, residual: Tensor, weight: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """See LayerOps."""
-        total = residual + x
+        total = residual + linear(x)
         return self.norm(total, weight), total
 
     def product(self, linear: Linear, x: Tensor) -> Tensor:
