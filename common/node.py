@@ -14,12 +14,13 @@ from typing import Protocol
 import zmq
 
 from common.config import NodeConfig, TransferConfig
+from common.connector import Connector
 from common.errors import ConfigError
 from common.host import this_process
 from common.kv.layout import KVLayout
 from common.lifeline import Lifeline
 from common.messages import CudaPool, Hello, PageLedger, Role, SharedPool, Stats, StatsRequest, Status
-from common.peering import Connector, PeerEvent, PeerMessage, PeerUp, new_epoch
+from common.peer import PeerEvent, PeerMessage, PeerUp, new_epoch
 from common.sockets import Pollable, wait
 from common.stop_signals import StopSignals
 

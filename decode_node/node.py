@@ -20,7 +20,7 @@ from common.engine.step_loop import StepLoop
 from common.lifeline import Lifeline
 from common.messages import Abort, PageLedger, Peers, Role, SharedPool, Status, Submit
 from common.node import GatewayLink, make_hello, run_loop
-from common.peering import Peer, PeerDown, PeerMessage, PeerUp
+from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
 from common.sockets import Pollable
 from decode_node.admission import PrefillLoad

@@ -8,11 +8,10 @@
 2. `transfer_done` brings the first token. It goes out at once; if it ends the request, nothing is decoded.
 3. `take_prebuilt` makes a PREBUILT batch of those that arrived, as many as may run; `process_prebuilt` puts
    them into the running batch once their first tokens are seeded.
-4. `next_step` plans a DECODE step of all that runs, an EXTEND step of local prompts, or a MIXED step of both,
-   in which the prompts get as many tokens as mixing.py allows.
+4. `next_step` plans a DECODE step of all that runs, an EXTEND step of local prompts (local_prompts.py), or a
+   MIXED step of both.
 5. `process` takes a step's tokens. Requests that ended meanwhile are passed over.
-6. Whatever ends a request, in whatever phase: pages and row come back once, behind the fence of the step
-   that may still touch them.
+6. Whatever ends a request, in whatever phase: pages and row come back once (holdings.py).
 """
 
 from __future__ import annotations
@@ -22,20 +21,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.engine.batch import (
-    ForwardMode,
     prepare_for_decode,
     prepare_for_extend,
     prepare_for_mixed,
     prepare_for_prebuilt,
 )
-from common.engine.chunking import ChunkPlan, advance, plan_chunks
 from common.errors import InvariantError
-from common.kv.allocator import Lease, PageAllocator, PageUse
-from common.kv.fence import FencedFreeList, StepFence
+from common.kv.allocator import PageUse
 from common.kv.layout import KVLayout
 from common.messages import Commit, PageLedger, Submit, Timings
 from common.request import FinishReason, Request, SampledToken
 from decode_node.admission import AdmissionQueue, PrefillLoad, choose_prefill_node
+from decode_node.checks import RETRY_AFTER_S, check_prefill, check_request
 from decode_node.entry import (
     DecodeStep,
     Entry,
@@ -48,11 +45,11 @@ from decode_node.entry import (
     RequestKey,
     TokenOut,
 )
-from decode_node.mixing import MixingBudget
+from decode_node.holdings import Holdings
+from decode_node.local_prompts import LocalPrompts
 
 MAX_ATTEMPTS = 3
 REMEMBERED_ABORTS = 4096
-RETRY_AFTER_S = 1
 
 
 @dataclass(eq=False)
@@ -69,29 +66,22 @@ class DecodeScheduler:
     vocab_size: int
     context_length: int
     eos_token_ids: tuple[int, ...]
-    pages: PageAllocator = field(init=False)
     out: list[Out] = field(default_factory=list)
     tokens_sampled: int = 0
-    _rows: FencedFreeList = field(init=False)
+    _holdings: Holdings = field(init=False)
     _queue: AdmissionQueue[RequestKey, Entry] = field(init=False)
-    _fence: StepFence = field(default_factory=StepFence)
     _entries: dict[RequestKey, Entry] = field(default_factory=dict)
     _of_transfer: dict[int, Entry] = field(default_factory=dict)
-    _prefilling: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
+    _prefilling: LocalPrompts = field(init=False)
     _arrived: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
     _running: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
-    _quarantined: dict[int, Lease] = field(default_factory=dict)
     _early_aborts: OrderedDict[RequestKey, None] = field(default_factory=OrderedDict)
-    _mixing: MixingBudget = field(init=False)
-    _planned_last: ForwardMode | None = None
-    _processed_s: float = 0.0
 
     def __post_init__(self) -> None:
-        """Make the pools."""
-        self._mixing = MixingBudget(self.layout.page_size, self.prefill_budget)
-        self.pages = PageAllocator(self.num_pages)
-        self._rows = FencedFreeList(range(1, self.num_rows + 1))
+        """Make what depends on the sizes."""
+        self._holdings = Holdings(self.num_pages, self.num_rows)
         self._queue = AdmissionQueue(self.max_queued)
+        self._prefilling = LocalPrompts(self.layout.page_size, self.prefill_budget)
 
     # Coming in ----------------------------------------------------------------------------------------------
 
@@ -106,9 +96,10 @@ class DecodeScheduler:
         if key in self._entries:
             return
         request = Request(submit.prompt_ids, submit.sampling, len(submit.prompt_ids))
-        refusal = self._check(key, request)
+        most = min(self.context_length, self.num_pages * self.layout.page_size)
+        refusal = check_request(key, request, vocab_size=self.vocab_size, most_tokens=most)
         if refusal is None:
-            refusal = self._check_prefill(key, request, longest_prompt)
+            refusal = check_prefill(key, request, longest_prompt)
         entry = Entry(key, request, now)
         if refusal is None and not self._queue.try_append(key, entry):
             refusal = RefusedOut(
@@ -125,7 +116,7 @@ class DecodeScheduler:
         if entry is None:
             return None
         need = self.layout.pages_for(entry.request.max_len)
-        if self.pages.num_free < need or self._rows.num_free < 1:
+        if not self._holdings.has_room_for(need):
             return None
         node_id = None
         if not self.colocated:
@@ -133,11 +124,12 @@ class DecodeScheduler:
             if node_id is None:
                 return None
         self._queue.remove(entry.key)
-        self._lease(entry, need)
         if self.colocated:
+            self._holdings.lease(entry, need, PageUse.ACTIVE)
             entry.phase = Phase.PREFILLING
-            self._prefilling[entry.key] = entry
+            self._prefilling.append(entry)
         else:
+            self._holdings.lease(entry, need, PageUse.INCOMING)
             entry.phase = Phase.TRANSFERRING
             entry.attempts += 1
         return Grant(entry, node_id)
@@ -181,7 +173,7 @@ class DecodeScheduler:
         entry = self._of_transfer.pop(transfer_id, None)
         if entry is None:
             return
-        self._quarantine(entry, transfer_id)
+        self._holdings.quarantine(entry, transfer_id)
         if retryable and can_prefill and entry.attempts < MAX_ATTEMPTS:
             entry.phase = Phase.QUEUED
             self._queue.append_again(entry.key, entry)
@@ -190,9 +182,7 @@ class DecodeScheduler:
 
     def transfer_released(self, transfer_id: int) -> None:
         """Nobody writes the pages of a transfer any more that was given up, or gave out."""
-        lease = self._quarantined.pop(transfer_id, None)
-        if lease is not None:
-            self.pages.release(lease)
+        self._holdings.release_quarantined(transfer_id)
 
     def prefill_lost(self, longest_prompt: int | None = None) -> None:
         """Who waits for a prefill node that is gone ends with an error, and can come back.
@@ -227,7 +217,8 @@ class DecodeScheduler:
         """Plan a step, which must then be launched: chunks of local prompts, then all that decode."""
         decode = [entry for entry in self._running.values() if entry.request.wants_decode]
         requests = [entry.request for entry in decode]
-        plans = self._plan_chunks(num_decode=len(decode))
+        room = self.max_running - len(self._running)
+        plans = self._prefilling.plan(room=room, num_decode=len(decode))
         if plans and decode:
             batch = prepare_for_mixed(plans, requests, self.layout.page_size)
         elif plans:
@@ -236,17 +227,19 @@ class DecodeScheduler:
             batch = prepare_for_decode(requests, self.layout.page_size)
         else:
             return None
-        prefilled = self._advance_prompts(plans, now)
+        prefilled = self._prefilling.launch(plans, batch.mode, now)
+        for entry in prefilled:
+            entry.phase = Phase.RUNNING
+            self._running[entry.key] = entry
         for request in requests:
             request.computed_len += 1
             request.num_sampled += 1
-        self._planned_last = batch.mode
-        return DecodeStep(self._fence.launch(), batch, (*prefilled, *decode), now)
+        return DecodeStep(self._holdings.launch(), batch, (*prefilled, *decode), now)
 
     def process(self, step: DecodeStep, tokens: Sequence[SampledToken], now: float) -> None:
         """Take a step's tokens."""
-        self._fence.process(step.step_id)
-        self._learn(step, now)
+        self._holdings.process(step.step_id)
+        self._prefilling.learn(step, now)
         for entry, sampled in zip(step.entries, tokens, strict=True):
             if entry.phase is Phase.ENDED:
                 continue  # it ended while the step was in flight
@@ -263,8 +256,7 @@ class DecodeScheduler:
             count = len(entry.request.outputs) + 1
             finish = entry.request.sampling.finish_reason(sampled.token, count, self.eos_token_ids)
             self._take_token(entry, sampled, finish)
-        self.pages.pass_fence(step.step_id)
-        self._rows.pass_fence(step.step_id)
+        self._holdings.pass_fence(step.step_id)
 
     # Going out ----------------------------------------------------------------------------------------------
 
@@ -296,7 +288,7 @@ class DecodeScheduler:
 
     def ledger(self) -> PageLedger:
         """Pages by state."""
-        return self.pages.ledger()
+        return self._holdings.ledger()
 
     def check_invariants(self) -> None:
         """Check the pools and the phases.
@@ -304,7 +296,7 @@ class DecodeScheduler:
         Raises:
             InvariantError: they contradict themselves.
         """
-        self.pages.check_invariants()
+        self._holdings.check_invariants(self._entries.values())
         placed = (
             len(self._queue)
             + len(self._of_transfer)
@@ -314,90 +306,8 @@ class DecodeScheduler:
         )
         if placed != len(self._entries):
             raise InvariantError(f"{placed} requests in the phases, {len(self._entries)} in all")
-        rows = sum(entry.lease is not None for entry in self._entries.values())
-        if rows + self._rows.num_free + self._rows.num_resting != self.num_rows:
-            raise InvariantError("rows do not add up")
 
     # --------------------------------------------------------------------------------------------------------
-
-    def _check(self, key: RequestKey, request: Request) -> RefusedOut | None:
-        """The gateway checks all this too; a node does not trust it."""
-        most = min(self.context_length, self.num_pages * self.layout.page_size)
-        if request.prompt_len < 1:
-            return RefusedOut(key, 400, "the prompt is empty", param="prompt")
-        if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= self.vocab_size:
-            return RefusedOut(key, 400, f"token ids go from 0 to {self.vocab_size - 1}", param="prompt")
-        if max(request.sampling.stop_token_ids, default=0) >= self.vocab_size:
-            return RefusedOut(
-                key, 400, f"token ids go from 0 to {self.vocab_size - 1}", param="stop_token_ids"
-            )
-        if request.max_len > most:
-            return RefusedOut(
-                key,
-                400,
-                f"{request.prompt_len} prompt tokens and max_tokens {request.sampling.max_tokens} "
-                f"are more than {most}",
-                code="context_length_exceeded",
-                param="max_tokens",
-            )
-        return None
-
-    @staticmethod
-    def _check_prefill(key: RequestKey, request: Request, longest_prompt: int | None) -> RefusedOut | None:
-        if longest_prompt is None:
-            return RefusedOut(key, 503, "no prefill node is ready", retry_after_s=RETRY_AFTER_S)
-        if request.prompt_len > longest_prompt:
-            return RefusedOut(
-                key,
-                400,
-                f"a prompt of {request.prompt_len} tokens; the prefill nodes hold {longest_prompt}",
-                code="context_length_exceeded",
-                param="prompt",
-            )
-        return None
-
-    def _lease(self, entry: Entry, num_pages: int) -> None:
-        use = PageUse.ACTIVE if self.colocated else PageUse.INCOMING
-        entry.lease = self.pages.allocate(num_pages, use)
-        row = self._rows.take(1)
-        if entry.lease is None or row is None:
-            raise InvariantError("pages or a row were free a moment ago")
-        entry.request.page_ids, entry.request.row = entry.lease.pages, row[0]
-
-    def _plan_chunks(self, *, num_decode: int) -> tuple[ChunkPlan, ...]:
-        """Cut local prompts, no more of them than may run, for a step in which `num_decode` others decode."""
-        entries = list(self._prefilling.values())[: max(0, self.max_running - len(self._running))]
-        if not entries:
-            return ()
-        budget = self._mixing.next_chunk() if num_decode else self.prefill_budget
-        return plan_chunks((entry.request for entry in entries), budget, self.layout.page_size)
-
-    def _advance_prompts(self, plans: Sequence[ChunkPlan], now: float) -> list[Entry]:
-        """Count what was planned; return those whose prompt ends, which run from now on."""
-        advance(plans)
-        prefilled = []
-        for entry, plan in zip(list(self._prefilling.values()), plans, strict=False):
-            if plan.start == 0:
-                entry.granted_s = now
-            if plan.is_last:
-                # Its token is in the relay for the next step, whether or not the host has seen it by then.
-                self._running[entry.key] = self._prefilling.pop(entry.key)
-                entry.phase = Phase.RUNNING
-                prefilled.append(entry)
-        return prefilled
-
-    def _learn(self, step: DecodeStep, now: float) -> None:
-        """Tell the mixing what a step took: since the last result, or since its launch if that was later."""
-        took_s = now - max(step.planned_s, self._processed_s)
-        self._processed_s = now
-        if self._planned_last is not step.batch.mode:
-            # Overlapped where a launch waits for the forward, as on a CPU, that was the next step's time.
-            return
-        match step.batch.mode:
-            case ForwardMode.DECODE:
-                self._mixing.observe_decode(took_s)
-            case ForwardMode.MIXED:
-                self._mixing.observe_mixed(took_s, step.batch.extend_num_tokens - step.batch.num_decode)
 
     def _note_local_prefill(self, entry: Entry, now: float) -> None:
         entry.arrived_s = now
@@ -421,28 +331,11 @@ class DecodeScheduler:
     def _end(self, entry: Entry) -> None:
         del self._entries[entry.key]
         self._queue.remove(entry.key)
-        for phase in (self._prefilling, self._arrived, self._running):
+        self._prefilling.discard(entry.key)
+        for phase in (self._arrived, self._running):
             phase.pop(entry.key, None)
         if entry.transfer_id is not None:
             self._of_transfer.pop(entry.transfer_id, None)
-            self._quarantine(entry, entry.transfer_id)
-        self._release(entry)
+            self._holdings.quarantine(entry, entry.transfer_id)
+        self._holdings.release(entry)
         entry.phase = Phase.ENDED
-
-    def _quarantine(self, entry: Entry, transfer_id: int) -> None:
-        """Part a request from a transfer that did not end well: its pages rest until they are released."""
-        assert entry.lease is not None
-        entry.transfer_id = None
-        entry.lease.use = PageUse.QUARANTINED
-        self._quarantined[transfer_id] = entry.lease
-        self._give_back_row(entry)
-
-    def _give_back_row(self, entry: Entry) -> None:
-        self._rows.give_back((entry.request.row,), self._fence.current)
-        entry.lease = None
-        entry.request.page_ids, entry.request.row = (), 0
-
-    def _release(self, entry: Entry) -> None:
-        if entry.lease is not None:
-            self.pages.release(entry.lease, fence=self._fence.current)
-            self._give_back_row(entry)

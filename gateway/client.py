@@ -15,6 +15,7 @@ from typing import Any
 
 import zmq
 
+from common.acceptor import Acceptor
 from common.codec import IntArray
 from common.errors import RequestRejected
 from common.messages import (
@@ -31,7 +32,7 @@ from common.messages import (
     Timings,
     Tokens,
 )
-from common.peering import Acceptor, Peer, PeerDown, PeerMessage, PeerUp
+from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.request import FinishReason, SamplingParams
 from gateway.nodes import NodeSnapshot, RequestStream, TokenEvent
 from gateway.router import Node, Router

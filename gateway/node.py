@@ -20,7 +20,7 @@ from common.lifeline import Lifeline
 from common.messages import Hello, Role
 from common.model.spec import ModelSpec, load_spec
 from common.node import ALIVE_EVERY_S, private_address, remove_socket_at_exit
-from common.peering import new_epoch
+from common.peer import new_epoch
 from gateway.app import build_app, build_server
 from gateway.client import NodeClient
 from gateway.limits import ModelLimits

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from common.messages import PeerInfo, Role, Status
-from common.peering import Peer
+from common.peer import Peer
 from common.reconcile import Reconciler
 
 STALLED_AFTER_S = 30.0

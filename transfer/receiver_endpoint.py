@@ -15,6 +15,7 @@ import zmq
 
 from common.codec import Header, IntArray
 from common.config import TransferConfig
+from common.connector import Connector
 from common.device.streams import DONE, Event, Stream, Streams
 from common.errors import ConfigError, LocalProtocolError, RemoteProtocolError
 from common.host import DeathWatch
@@ -32,7 +33,7 @@ from common.messages import (
     Status,
     int32s,
 )
-from common.peering import Connector, Peer, PeerDown, PeerMessage, PeerUp
+from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
 from common.request import SamplingParams
 from common.sockets import Pollable

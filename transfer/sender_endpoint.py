@@ -14,12 +14,13 @@ from dataclasses import dataclass, field
 
 import zmq
 
+from common.acceptor import Acceptor
 from common.codec import IntArray
 from common.config import TransferConfig
 from common.device.streams import DONE, Event, Streams
 from common.kv.pool import KVPool
 from common.messages import Abort, Choice, Credit, Hello, Prefill, Quiesced, Rejected, Status
-from common.peering import Acceptor, Peer, PeerDown, PeerMessage, PeerUp
+from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
 from common.sockets import Pollable
 from transfer import sender as tx

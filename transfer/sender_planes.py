@@ -12,7 +12,7 @@ from common.kv.pages import Pages
 from common.kv.pool import KVPool
 from common.link import first_common_plane
 from common.messages import Hello, HostIdentity
-from common.peering import Peer
+from common.peer import Peer
 from transfer.planes.base import PlaneSender, PlaneUnavailable
 from transfer.planes.cuda_ipc import CUDA_IPC, CudaPools
 from transfer.planes.frames import FRAMES, FramesSender

@@ -13,8 +13,9 @@ from contextlib import contextmanager
 
 import zmq
 
+from common.connector import Connector
 from common.messages import Prefill, Status, int32s
-from common.peering import Connector, PeerUp, new_epoch
+from common.peer import PeerUp, new_epoch
 from common.request import SamplingParams
 from common.sockets import wait
 from tests.wire.hellos import DECODE, here

@@ -10,13 +10,15 @@ from typing import Any
 import torch
 import zmq
 
+from common.acceptor import Acceptor
 from common.config import TransferConfig
+from common.connector import Connector
 from common.device.streams import Streams
 from common.kv.layout import KVLayout
 from common.kv.pages import Pages
 from common.kv.pool import KVPool
 from common.messages import Choice, Hello, PeerInfo, Role, SharedPool, Status, int32s
-from common.peering import Acceptor, Connector, Peer, PeerMessage, PeerUp
+from common.peer import Peer, PeerMessage, PeerUp
 from common.request import SamplingParams
 from common.sockets import Pollable
 from tests.wire.hellos import LAYOUT, hello, here

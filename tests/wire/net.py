@@ -7,8 +7,10 @@ from typing import Any
 
 import zmq
 
+from common.acceptor import Acceptor
+from common.connector import Connector
 from common.messages import Hello, Status
-from common.peering import Acceptor, Connector, Peer, PeerDown, PeerEvent, PeerMessage, PeerUp
+from common.peer import Peer, PeerDown, PeerEvent, PeerMessage, PeerUp
 from tests.wire.hellos import DECODE, PREFILL
 from tests.wire.loop import until
 

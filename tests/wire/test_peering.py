@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from common.messages import Abort, Quiesced
-from common.peering import PeerDown, PeerMessage
+from common.peer import PeerDown, PeerMessage
 from common.sockets import FrameSocket
 from tests.wire.hellos import DECODE, PREFILL
 from tests.wire.net import D_EPOCH, P_EPOCH, Context, Net

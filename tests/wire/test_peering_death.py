@@ -14,7 +14,7 @@ import pytest
 from common.codec import Envelope
 from common.host import DeathWatch, open_pidfd, this_process
 from common.messages import CODEC, Abort, Hello, HelloAck
-from common.peering import PeerDown, PeerMessage, PeerUp
+from common.peer import PeerDown, PeerMessage, PeerUp
 from common.sockets import FrameSocket
 from tests.wire.child_node import child_node
 from tests.wire.hellos import DECODE, PREFILL, here

@@ -1,0 +1,110 @@
+"""The pages and the rows of a decode node, and who holds them. Pure.
+
+A request gets its pages and a row together, and they come back once, behind the fence of the step that may
+still touch them. Pages that a prefill node may still be writing are quarantined until it is known that nobody
+does. Knows no phase and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from common.errors import InvariantError
+from common.kv.allocator import Lease, PageAllocator, PageUse
+from common.kv.fence import FencedFreeList, StepFence
+from common.messages import PageLedger
+from decode_node.entry import Entry
+
+
+class Holdings:
+    """Pages, rows, and the fence behind which both rest.
+
+    Args:
+        num_pages: pages to hand out.
+        num_rows: rows to hand out, from 1 on.
+    """
+
+    def __init__(self, num_pages: int, num_rows: int) -> None:
+        self._num_rows = num_rows
+        self._pages = PageAllocator(num_pages)
+        self._rows = FencedFreeList(range(1, num_rows + 1))
+        self._fence = StepFence()
+        self._quarantined: dict[int, Lease] = {}
+
+    @property
+    def num_free_rows(self) -> int:
+        """Rows that nobody holds and no step touches."""
+        return self._rows.num_free
+
+    def has_room_for(self, num_pages: int) -> bool:
+        """Say whether so many pages and a row are free."""
+        return self._pages.num_free >= num_pages and self._rows.num_free >= 1
+
+    def lease(self, entry: Entry, num_pages: int, use: PageUse) -> None:
+        """Give a request pages and a row.
+
+        Raises:
+            InvariantError: they are not free; ask `has_room_for` before.
+        """
+        entry.lease = self._pages.allocate(num_pages, use)
+        row = self._rows.take(1)
+        if entry.lease is None or row is None:
+            raise InvariantError("pages or a row were free a moment ago")
+        entry.request.page_ids, entry.request.row = entry.lease.pages, row[0]
+
+    def release(self, entry: Entry) -> None:
+        """Take back what a request holds, if it holds anything."""
+        if entry.lease is not None:
+            self._pages.release(entry.lease, fence=self._fence.current)
+            self._give_back_row(entry)
+
+    def quarantine(self, entry: Entry, transfer_id: int) -> None:
+        """Part a request from a transfer that did not end well: its pages rest until they are released."""
+        assert entry.lease is not None
+        entry.transfer_id = None
+        entry.lease.use = PageUse.QUARANTINED
+        self._quarantined[transfer_id] = entry.lease
+        self._give_back_row(entry)
+
+    def release_quarantined(self, transfer_id: int) -> None:
+        """Nobody writes the pages of that transfer any more; nothing where none are quarantined."""
+        lease = self._quarantined.pop(transfer_id, None)
+        if lease is not None:
+            self._pages.release(lease)
+
+    def launch(self) -> int:
+        """Number the next step: what is given up from now on rests until it was processed."""
+        return self._fence.launch()
+
+    def process(self, step_id: int) -> None:
+        """The result of a step is processed from now on.
+
+        Raises:
+            InvariantError: it is not the next one.
+        """
+        self._fence.process(step_id)
+
+    def pass_fence(self, step_id: int) -> None:
+        """Step `step_id` was processed: what rests behind it is free."""
+        self._pages.pass_fence(step_id)
+        self._rows.pass_fence(step_id)
+
+    def ledger(self) -> PageLedger:
+        """Pages by state."""
+        return self._pages.ledger()
+
+    def check_invariants(self, entries: Iterable[Entry]) -> None:
+        """Check pages and rows against the requests that there are.
+
+        Raises:
+            InvariantError: they contradict each other.
+        """
+        self._pages.check_invariants()
+        rows = sum(entry.lease is not None for entry in entries)
+        if rows + self._rows.num_free + self._rows.num_resting != self._num_rows:
+            raise InvariantError("rows do not add up")
+
+    def _give_back_row(self, entry: Entry) -> None:
+        self._rows.give_back((entry.request.row,), self._fence.current)
+        entry.lease = None
+        entry.request.page_ids, entry.request.row = (), 0
