@@ -80,8 +80,10 @@ class _Server:
             # The streams' context has grown by then, and with it every step: what long prompts cost is what
             # is between quiet times before and after.
             again_ms = add_phase(targets, "quiet again", answers, again_window_s, prompt_tokens)
-            mean_ms = {at: (quiet_ms[at] + again_ms[at]) / 2 for at in quiet_ms}
-            add_phase(targets, "busy", answers, busy_window_s, prompt_tokens, mean_ms)
+            busy_ms = add_phase(targets, "busy", answers, busy_window_s, prompt_tokens, quiet_ms)
+            around_ms = (quiet_ms["p50"] + again_ms["p50"]) / 2
+            if around_ms > 0:
+                targets.add("ITL p99 busy over p50 quiet before and after", busy_ms["p99"] / around_ms, "x")
             add_long(targets, [read_answer(stream) for stream in hold.long])
         targets.add("held streams that began again", hold.again, "streams")
         failed = sum(bool(read_answer(stream).error) for stream in hold.ended)

@@ -62,7 +62,7 @@ def check_device(engine: EngineConfig, transfer: TransferConfig, num_gpus: int) 
     if num_gpus == 0 and engine.attention in ("flashinfer", "triton"):
         raise ConfigError(f"--attention {engine.attention}: it needs a GPU")
     if engine.cuda_graphs == "on" and (num_gpus == 0 or engine.attention == "sdpa"):
-        raise ConfigError("--cuda-graphs on needs a GPU, and attention other than sdpa")
+        raise ConfigError("--cuda-graphs on needs a GPU, and no --attention sdpa")
 
 
 def node_gpu(config: EngineConfig) -> int | None:

@@ -59,10 +59,11 @@ class PrefillLoad:
 
 
 def choose_prefill_node(nodes: Sequence[PrefillLoad], prompt_len: int) -> str | None:
-    """Take the first in turn that may have the prompt; None when all have enough to do."""
-    for node in nodes:
-        if prompt_len > node.capacity_tokens:
-            continue
-        if node.tokens_ahead == 0 or node.tokens_ahead + prompt_len <= 2 * node.budget_tokens:
-            return node.node_id
-    return None
+    """Take the one with least ahead that may have the prompt, in turn; None when all have enough to do."""
+    able = [
+        node
+        for node in nodes
+        if prompt_len <= node.capacity_tokens
+        and (node.tokens_ahead == 0 or node.tokens_ahead + prompt_len <= 2 * node.budget_tokens)
+    ]
+    return min(able, key=lambda node: node.tokens_ahead).node_id if able else None

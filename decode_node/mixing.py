@@ -20,9 +20,9 @@ from statistics import median_low
 
 _REMEMBERED = 5  # DECODE steps
 _MAX_MIXED_IN_A_ROW = 32
-# Below this part of the budget a chunk saves no time: of a GPU's 8192 it is 128 tokens, whose arithmetic
-# hides behind the reading of the weights. A CPU's budget is below 64 pages: there a page is the least.
-_MIN_PART = 64
+# Fewer tokens save no time on a GPU: their arithmetic hides behind the reading of the weights. A CPU's budget
+# is small, and a part of it saves time: there a page is the least.
+_MIN_TOKENS, _MIN_PART = 128, 64
 
 
 class MixingBudget:
@@ -35,7 +35,7 @@ class MixingBudget:
 
     def __init__(self, page_size: int, prefill_budget: int) -> None:
         self._page_size = page_size
-        self._min_tokens = max(page_size, prefill_budget // _MIN_PART)
+        self._min_tokens = max(page_size, min(_MIN_TOKENS, prefill_budget // _MIN_PART))
         self._max_tokens = max(page_size, prefill_budget)
         self._too_many = self._max_tokens + 1
         self._tokens = float(self._min_tokens)  # the cautious start

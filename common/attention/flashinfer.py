@@ -28,7 +28,6 @@ from common.kv.pool import KVPool
 
 log = logging.getLogger("baton.engine")
 
-HEAD_DIMS = (64, 128, 256)  # that flashinfer's prefill kernels are built for
 _WORKSPACE_BYTES = 384 << 20  # flashinfer's own advice is 128 MiB; long prompts in many pieces need more
 _SLOTS = 4  # pinned workspaces: steps that can be planned before the first one's copy is done
 

@@ -46,6 +46,8 @@ def plan_chunks(requests: Iterable[Request], budget: int, page_size: int) -> tup
     room = budget
     for request in requests:
         start, left = request.computed_len, request.prompt_len - request.computed_len
+        if chunks and left > room and budget > SATURATING_TOKENS:
+            break  # in one piece, and without a prefix, it is computed faster: in a batch of its own
         size = min(left, room)
         if size < left:
             size -= size % page_size

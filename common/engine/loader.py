@@ -23,7 +23,14 @@ from common.engine.batch import ScheduleBatch
 from common.engine.chunking import resolve_max_running, resolve_prefill_budget
 from common.engine.cuda_graphs import padded_sizes
 from common.engine.model_runner import ModelRunner
-from common.engine.sizing import StepSizes, cpu_num_pages, gpu_num_pages, step_bytes, weight_bytes
+from common.engine.sizing import (
+    StepSizes,
+    cpu_num_pages,
+    gpu_num_pages,
+    gpu_prefill_budget,
+    step_bytes,
+    weight_bytes,
+)
 from common.engine.warm_up import GREEDY, decode_batch, extend_batch, mixed_batch
 from common.errors import ConfigError
 from common.gpus import node_gpu
@@ -34,6 +41,8 @@ from common.model.spec import ModelSpec, load_spec, resolve_dtype
 
 log = logging.getLogger("baton.engine")
 
+FLASHINFER_HEAD_DIMS = (64, 128, 256)  # that its prefill kernels are built for
+MAX_FLOAT32_HEAD_DIM = 128  # of our own kernels: shared memory holds no more on every GPU
 FLASHINFER_HINT = 'install it with: pip install -e ".[cuda]"'
 
 
@@ -95,6 +104,9 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
     spec = load_spec(folder, model.load_format)
     dtype = resolve_dtype(model.dtype, spec, on_gpu=on_gpu)
     layout = spec.kv_layout(config.page_size, dtype)
+    if on_gpu and config.prefill_budget is None:
+        part_bytes = int(free_and_total_bytes(device)[1] * config.gpu_memory_fraction)
+        budget = gpu_prefill_budget(spec, dtype, budget, part_bytes)
     # A decode node has requests that run, and as many whose pages are on their way.
     num_rows = 2 * max_running if duties.decodes else max_running
     backend = _choose_attention(config, spec, dtype, device, duties)
@@ -230,13 +242,17 @@ def _choose_attention(
         ConfigError: what was asked for by name cannot be had.
     """
     wanted = config.attention
+    if device.type == "cpu" and wanted in ("flashinfer", "triton"):
+        raise ConfigError(f"--attention {wanted}: it needs a GPU")
     if wanted == "sdpa" or device.type == "cpu":
         return "sdpa"
     if dtype == "float32":
         if wanted == "flashinfer":
             raise ConfigError("--attention flashinfer computes in bfloat16 and float16, not in float32")
+        if wanted == "triton" and spec.head_dim > MAX_FLOAT32_HEAD_DIM:
+            raise ConfigError(f"--attention triton has no room for heads of {spec.head_dim} in float32")
         if wanted == "auto":
-            log.info("attention is sdpa, the slow reference, without CUDA graphs: the model is in float32")
+            log.warning("attention is sdpa, the slow reference, without CUDA graphs: the model is in float32")
             return "sdpa"
     if wanted == "triton" or not duties.prefills:  # decode steps are ours in any case
         return "triton"
@@ -250,6 +266,8 @@ def _choose_attention(
 
 
 def _why_no_flashinfer(spec: ModelSpec) -> str | None:
+    if spec.head_dim not in FLASHINFER_HEAD_DIMS:
+        return f"it has no kernels for heads of {spec.head_dim}"
     if importlib.util.find_spec("flashinfer") is None:
         return f"it is not installed; {FLASHINFER_HINT}"
     if importlib.util.find_spec("flashinfer_jit_cache") is None and not _has_nvcc():
@@ -257,10 +275,6 @@ def _why_no_flashinfer(spec: ModelSpec) -> str | None:
             "it builds its kernels with nvcc, which is not here; install NVIDIA's CUDA toolkit (and set "
             "CUDA_HOME where it is not /usr/local/cuda), or the package flashinfer-jit-cache"
         )
-    from common.attention.flashinfer import HEAD_DIMS
-
-    if spec.head_dim not in HEAD_DIMS:
-        return f"it has no kernels for heads of {spec.head_dim}"
     return None
 
 
@@ -281,7 +295,10 @@ def _graph_sizes(config: EngineConfig, backend: str, max_running: int) -> int:
     if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and backend == "sdpa"):
         return 0
     if backend == "sdpa":
-        raise ConfigError("--cuda-graphs on needs a GPU, and attention other than sdpa")
+        raise ConfigError(
+            "--cuda-graphs on needs attention other than sdpa, which float32 has: take --dtype bfloat16 or "
+            "--attention triton"
+        )
     return max_running
 
 

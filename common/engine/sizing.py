@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import prod
 
 from common.config import EngineConfig
+from common.engine.chunking import SATURATING_TOKENS
 from common.errors import ConfigError
 from common.kv.layout import DTYPE_BYTES, KVLayout
 from common.kv.pool import default_num_pages
@@ -22,6 +23,7 @@ FIXED_BYTES = 3 * GIB // 2
 # At the peak of sampling with filters, for a sampled token and vocabulary entry: f32 logits, their softmax,
 # f64 sums, sorted copies with their i64 order.
 _SAMPLING_BYTES = 52
+_ACTIVATION_PARTS = 16  # of a node's memory may be one for activations
 _PENALTY_BYTES = 5  # an i32 count and a mark, a row and vocabulary entry
 
 
@@ -39,12 +41,29 @@ def weight_bytes(spec: ModelSpec, dtype: str) -> int:
     return sum(prod(shape) for shape in tensor_shapes(spec).values()) * DTYPE_BYTES[dtype]
 
 
+def activation_bytes(spec: ModelSpec, dtype: str, tokens: int) -> int:
+    """Return the bytes that a step's tokens take at its peak, in the feed-forward network."""
+    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
+    # Residual, input, gate and up, their product, output.
+    widest = max(4 * spec.hidden + 3 * spec.intermediate, 4 * spec.hidden + 2 * qkv)
+    return tokens * widest * DTYPE_BYTES[dtype]
+
+
+def gpu_prefill_budget(spec: ModelSpec, dtype: str, budget: int, part_bytes: int) -> int:
+    """Return a budget whose activations take little of a node's part of a GPU: `budget`, or half of it, ...
+
+    No batch is larger than the longest prompt, or what several prompts share.
+    """
+    least = SATURATING_TOKENS
+    budget = min(budget, max(spec.context_length, least))
+    while budget > least and activation_bytes(spec, dtype, budget) * _ACTIVATION_PARTS > part_bytes:
+        budget = max(least, budget // 2)
+    return budget
+
+
 def step_bytes(spec: ModelSpec, dtype: str, sizes: StepSizes, page_size: int) -> int:
     """Return the bytes of device memory that steps take beside weights and pool."""
-    qkv = (spec.heads + 2 * spec.kv_heads) * spec.head_dim
-    # At its peak, in the feed-forward network: residual, input, gate and up, their product, output.
-    widest = max(4 * spec.hidden + 3 * spec.intermediate, 4 * spec.hidden + 2 * qkv)
-    activations = sizes.tokens * widest * DTYPE_BYTES[dtype]
+    activations = activation_bytes(spec, dtype, sizes.tokens)
     sampling = sizes.samples * spec.vocab_size * (_SAMPLING_BYTES + DTYPE_BYTES[dtype])
     penalties = (sizes.rows + 1) * spec.vocab_size * _PENALTY_BYTES
     page_table = (sizes.rows + 1) * -(-spec.context_length // page_size) * 8

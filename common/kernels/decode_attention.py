@@ -20,7 +20,7 @@ from torch import Tensor
 from common.kernels.ahead import EARLY_TOKENS, launches_ahead, release_next, wait_for_inputs
 from common.kernels.room import pipeline_stages
 
-_LEAST_ROWS = 16  # of a matrix product
+_LEAST_ROWS = _LEAST_DIM = 16  # of a matrix product
 _LOG2_E = 1.4426950408889634
 
 
@@ -178,7 +178,7 @@ def attend_decode(
     _, heads, head_dim = q.shape
     page_size, kv_heads = pool.shape[2], pool.shape[3]
     split_requests, split_starts, split_tokens, split_indptr = splits
-    block_dim = triton.next_power_of_2(head_dim)
+    block_dim = max(_LEAST_DIM, triton.next_power_of_2(head_dim))
     out = torch.empty_like(q)
     ahead = launches_ahead(q.device)
     _attend_splits_kernel[(kv_heads, len(split_requests))](

@@ -16,6 +16,7 @@ from torch import Tensor
 from common.kernels.room import pipeline_stages
 
 _LOG2_E = 1.4426950408889634
+_LEAST_DIM = 16  # of a matrix product
 _ROWS = 64  # query tokens times heads of a group, of a program
 _BLOCK_BYTES = 128  # keys at once, times the bytes of a number: 64 in bfloat16, 32 in float32
 
@@ -121,7 +122,7 @@ def attend_extend(
     page_size, kv_heads = pool.shape[2], pool.shape[3]
     block_requests, block_starts, token_starts, prefix_lens = blocks
     group_rows = triton.next_power_of_2(heads // kv_heads)
-    block_dim = triton.next_power_of_2(head_dim)
+    block_dim = max(_LEAST_DIM, triton.next_power_of_2(head_dim))
     out = torch.empty_like(q)
     _attend_extend_kernel[(kv_heads, len(block_requests))](
         q,

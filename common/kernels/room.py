@@ -10,7 +10,15 @@ from functools import cache
 import torch
 
 _KIB = 1 << 10
-_BY_CAPABILITY = {(8, 0): 163 * _KIB, (8, 7): 163 * _KIB, (9, 0): 227 * _KIB, (10, 0): 227 * _KIB}
+_BY_CAPABILITY = {
+    (7, 5): 64 * _KIB,
+    (8, 0): 163 * _KIB,
+    (8, 7): 163 * _KIB,
+    (9, 0): 227 * _KIB,
+    (10, 0): 227 * _KIB,
+    (10, 3): 227 * _KIB,
+    (11, 0): 227 * _KIB,
+}
 _ELSEWHERE = 99 * _KIB  # consumer cards
 
 

@@ -217,7 +217,8 @@ def test_a_long_prompt_has_the_batch_for_itself_and_short_ones_share_it() -> Non
     assert lengths_planned([16000, 500], 16384) == [16000], "nobody waits for what makes nothing faster"
     assert lengths_planned([20000, 500], 16384) == [16384]
     assert lengths_planned([500, 700, 300], 16384) == [500, 700, 300]
-    assert lengths_planned([500, 16000], 16384) == [500, 1536], "the rest of it comes alone"
+    assert lengths_planned([500, 16000], 16384) == [500], "the long one comes alone, in one piece"
+    assert lengths_planned([1500, 1500], 16384) == [1500]
     assert lengths_planned([2048, 1], 16384) == [2048]
     assert lengths_planned([100, 100], 128) == [100, 16]
 

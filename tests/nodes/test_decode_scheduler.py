@@ -231,6 +231,8 @@ def test_a_prefill_node_is_not_buried() -> None:
     assert choose_prefill_node([busy, free], 100) == "b"
     assert choose_prefill_node([busy], 1) is None
     assert choose_prefill_node([PrefillLoad("a", 10, 8, 200)], 6) == "a"
+    assert choose_prefill_node([PrefillLoad("a", 7, 8, 200), PrefillLoad("b", 3, 8, 200)], 6) == "b"
+    assert choose_prefill_node([PrefillLoad("a", 3, 8, 200), PrefillLoad("b", 3, 8, 200)], 6) == "a"
     assert choose_prefill_node([], 1) is None
     assert choose_prefill_node([PrefillLoad("small", 0, 8, 50), free], 100) == "b"
 
@@ -362,7 +364,7 @@ class DecodeLife(RuleBasedStateMachine):
             step = self.in_flight.pop(0)
             self.s.process(step, drawn(*[1] * len(step.entries)), 0.0)
         assert self.s.ledger().free == 16
-        assert self.s._rows.num_free == 4
+        assert self.s._holdings.num_free_rows == 4
 
 
 class ColocatedLife(DecodeLife):

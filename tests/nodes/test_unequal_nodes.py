@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, cast
 
-from common.peering import Peer
+from common.peer import Peer
 from decode_node.admission import PrefillLoad
 from decode_node.entry import FailedOut
 from gateway.router import Router
