@@ -28,6 +28,8 @@ BATON = Path(sys.executable).parent / "baton"
 ROLES = ("gateway", "prefill", "decode")
 SERVE_ARGS = ("--port", "0", "--debug-checks", "--verify-pages")
 TROUBLE = re.compile(r"Traceback|\bERROR\b|CRITICAL|rejected message|starting it again")
+# A busy machine does not finish all that it is at within the time that Ctrl-C gives it.
+CUT_SHORT = "timeout graceful shutdown exceeded"
 
 T = TypeVar("T")
 
@@ -172,7 +174,8 @@ class Server:
 
     def assert_calm(self) -> None:
         """Check that nothing in the log says that something went wrong."""
-        trouble = [line for line in self.process.log().splitlines() if TROUBLE.search(line)]
+        lines = self.process.log().splitlines()
+        trouble = [line for line in lines if TROUBLE.search(line) and CUT_SHORT not in line]
         assert trouble == []
 
 
