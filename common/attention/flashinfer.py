@@ -78,7 +78,6 @@ class FlashInferAttention:
 
         layout, device = pool.layout, pool.device
         self._heads, self._layout, self._dtype = num_heads, layout, pool.data.dtype
-        self._device = device
         self._pages = pool.data.unbind(0)
         properties = torch.cuda.get_device_properties(device)
         backend = "fa3" if properties.major == 9 else "fa2"
@@ -104,7 +103,7 @@ class FlashInferAttention:
         pad: int,
     ) -> StepPlan:
         """See AttentionBackend."""
-        return self._own.pack_decode(block, prefix_lens, num_decode, pad)
+        return StepPlan(self._own.pack_decode(block, prefix_lens, num_decode, pad), None)
 
     def plan(self, inputs: AttentionInputs) -> None:
         """See AttentionBackend."""
@@ -114,8 +113,10 @@ class FlashInferAttention:
         if num_extend:
             prefix_lens = inputs.prefix_lens_cpu[:num_extend]
             extend_lens = inputs.extend_lens_cpu[:num_extend]
-            plan = self._plan_paged if any(prefix_lens) else self._plan_ragged
-            self._prefill = plan(inputs, prefix_lens, extend_lens)
+            if any(prefix_lens):
+                self._prefill = self._plan_paged(inputs, prefix_lens, extend_lens)
+            else:
+                self._prefill = self._plan_ragged(extend_lens)
 
     def forward(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """See AttentionBackend."""
@@ -129,9 +130,7 @@ class FlashInferAttention:
             return extended
         return torch.cat((extended, self._own.decode(layer, q[n:], inputs)))
 
-    def _plan_ragged(
-        self, inputs: AttentionInputs, prefix_lens: Sequence[int], extend_lens: Sequence[int]
-    ) -> _Prefill:
+    def _plan_ragged(self, extend_lens: Sequence[int]) -> _Prefill:
         """No prompt has a prefix: its keys and values are all at hand, contiguous."""
         indptr = _pinned((0, *accumulate(extend_lens)))
         layout, wrapper = self._layout, self._ragged

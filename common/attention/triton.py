@@ -13,7 +13,7 @@ from torch import Tensor
 
 from common.attention.base import AttentionInputs, StepPlan
 from common.attention.blocks import pack_blocks
-from common.attention.splits import SPLIT_UNIT_TOKENS, pack_splits
+from common.attention.splits import SPLIT_UNIT_TOKENS, DecodeSplits, pack_splits
 from common.device.packed import PackedBlock
 from common.kernels.decode_attention import DecodeWorkspace, attend_decode
 from common.kernels.extend_attention import attend_extend, queries_per_block
@@ -52,7 +52,7 @@ class TritonAttention:
         pad: int,
     ) -> StepPlan:
         """See AttentionBackend."""
-        splits = self.pack_decode(block, prefix_lens, num_decode, pad).splits
+        splits = self.pack_decode(block, prefix_lens, num_decode, pad)
         num_extend = len(extend_lens) - num_decode
         if not num_extend:
             return StepPlan(splits, None)
@@ -61,12 +61,12 @@ class TritonAttention:
 
     def pack_decode(
         self, block: PackedBlock, prefix_lens: Sequence[int], num_decode: int, pad: int
-    ) -> StepPlan:
+    ) -> DecodeSplits | None:
         """Add what the decoding requests need alone."""
         if not num_decode:
-            return StepPlan(None, None)
+            return None
         seq_lens = [length + 1 for length in prefix_lens[len(prefix_lens) - num_decode :]]
-        return StepPlan(pack_splits(block, seq_lens, num_decode + pad, self._spare), None)
+        return pack_splits(block, seq_lens, num_decode + pad, self._spare)
 
     def plan(self, inputs: AttentionInputs) -> None:
         """See AttentionBackend."""

@@ -65,7 +65,7 @@ def plan_chunks(requests: Iterable[Request], budget: int, page_size: int) -> tup
                 page_ids=request.page_ids[first_page:end_page],
             )
         )
-        room = min(room, SATURATING_TOKENS if len(chunks) == 1 else room) - size
+        room = min(room, SATURATING_TOKENS) - size
     return tuple(chunks)
 
 

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 import logging
-import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,14 +11,12 @@ from pathlib import Path
 
 import torch
 
-from common.attention.base import AttentionBackend
-from common.attention.sdpa import SdpaAttention
 from common.config import EngineConfig, ModelConfig
 from common.device.memory import free_and_total_bytes, wait_for_memory
 from common.device.streams import Streams
+from common.engine.attention_choice import choose_attention, graph_sizes, make_attention
 from common.engine.batch import ScheduleBatch
 from common.engine.chunking import resolve_max_running, resolve_prefill_budget
-from common.engine.cuda_graphs import padded_sizes
 from common.engine.model_runner import ModelRunner
 from common.engine.sizing import (
     StepSizes,
@@ -40,10 +35,6 @@ from common.model.decoder import make_decoder, read_weights
 from common.model.spec import ModelSpec, load_spec, resolve_dtype
 
 log = logging.getLogger("baton.engine")
-
-FLASHINFER_HEAD_DIMS = (64, 128, 256)  # that its prefill kernels are built for
-MAX_FLOAT32_HEAD_DIM = 128  # of our own kernels: shared memory holds no more on every GPU
-FLASHINFER_HINT = 'install it with: pip install -e ".[cuda]"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,11 +97,11 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
     layout = spec.kv_layout(config.page_size, dtype)
     if on_gpu and config.prefill_budget is None:
         part_bytes = int(free_and_total_bytes(device)[1] * config.gpu_memory_fraction)
-        budget = gpu_prefill_budget(spec, dtype, budget, part_bytes)
+        budget = gpu_prefill_budget(spec, dtype, budget, part_bytes, config.page_size)
     # A decode node has requests that run, and as many whose pages are on their way.
     num_rows = 2 * max_running if duties.decodes else max_running
-    backend = _choose_attention(config, spec, dtype, device, duties)
-    graph_sizes = _graph_sizes(config, backend, max_running) if duties.decodes else 0
+    backend = choose_attention(config, spec, dtype, device, prefills=duties.prefills)
+    captured = graph_sizes(config, backend, max_running) if duties.decodes else 0
     # A step of prompts beside requests that decode has both.
     tokens = (budget if duties.prefills else 0) + (max_running if duties.decodes else 0)
     sizes = StepSizes(tokens=tokens, samples=max_running, rows=num_rows)
@@ -123,14 +114,14 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
             torch.cuda.synchronize(device)
     pool = _make_pool(config, layout, device, beside_bytes, duties)
     streams = Streams(device)
-    attention = _make_attention(backend, pool, spec.heads, max_running)
+    attention = make_attention(backend, pool, spec.heads, max_running)
     runner = ModelRunner(
         make_decoder(spec, weights, dtype, pool, attention, fused=on_gpu),
         spec.eos_token_ids,
         num_rows=num_rows,
         max_pages=min(pool.num_pages, layout.pages_for(spec.context_length)),
         streams=streams,
-        graph_sizes=graph_sizes,
+        graph_sizes=captured,
         debug=config.debug_checks,
     )
     if on_gpu:
@@ -201,21 +192,6 @@ def _await_memory(
     )
 
 
-def _make_attention(backend: str, pool: KVPool, heads: int, max_running: int) -> AttentionBackend:
-    if backend == "sdpa":
-        return SdpaAttention(pool, heads)
-    most = max(padded_sizes(max_running)[-1], max_running)
-    # Both need what only torch's CUDA builds bring along.
-    if backend == "triton":
-        from common.attention.triton import TritonAttention
-
-        return TritonAttention(pool, heads, most)
-    from common.attention.flashinfer import FlashInferAttention, announce_build
-
-    announce_build(pool.layout.head_dim, pool.data.dtype)
-    return FlashInferAttention(pool, heads, most)
-
-
 def _largest_steps(
     spec: ModelSpec, config: EngineConfig, duties: Duties, budget: int, max_running: int
 ) -> list[ScheduleBatch]:
@@ -231,75 +207,6 @@ def _largest_steps(
     if duties.prefills and duties.decodes:
         steps.append(mixed_batch(min(page, spec.context_length), page))
     return steps
-
-
-def _choose_attention(
-    config: EngineConfig, spec: ModelSpec, dtype: str, device: torch.device, duties: Duties
-) -> str:
-    """Return "flashinfer", "triton" or "sdpa"; what is not the fastest says why.
-
-    Raises:
-        ConfigError: what was asked for by name cannot be had.
-    """
-    wanted = config.attention
-    if device.type == "cpu" and wanted in ("flashinfer", "triton"):
-        raise ConfigError(f"--attention {wanted}: it needs a GPU")
-    if wanted == "sdpa" or device.type == "cpu":
-        return "sdpa"
-    if dtype == "float32":
-        if wanted == "flashinfer":
-            raise ConfigError("--attention flashinfer computes in bfloat16 and float16, not in float32")
-        if wanted == "triton" and spec.head_dim > MAX_FLOAT32_HEAD_DIM:
-            raise ConfigError(f"--attention triton has no room for heads of {spec.head_dim} in float32")
-        if wanted == "auto":
-            log.warning("attention is sdpa, the slow reference, without CUDA graphs: the model is in float32")
-            return "sdpa"
-    if wanted == "triton" or not duties.prefills:  # decode steps are ours in any case
-        return "triton"
-    reason = _why_no_flashinfer(spec)
-    if reason is None:
-        return "flashinfer"
-    if wanted == "flashinfer":
-        raise ConfigError(f"--attention flashinfer: {reason}")
-    log.warning("long prompts are slower than they could be, without flashinfer: %s", reason)
-    return "triton"
-
-
-def _why_no_flashinfer(spec: ModelSpec) -> str | None:
-    if spec.head_dim not in FLASHINFER_HEAD_DIMS:
-        return f"it has no kernels for heads of {spec.head_dim}"
-    if importlib.util.find_spec("flashinfer") is None:
-        return f"it is not installed; {FLASHINFER_HINT}"
-    if importlib.util.find_spec("flashinfer_jit_cache") is None and not _has_nvcc():
-        return (
-            "it builds its kernels with nvcc, which is not here; install NVIDIA's CUDA toolkit (and set "
-            "CUDA_HOME where it is not /usr/local/cuda), or the package flashinfer-jit-cache"
-        )
-    return None
-
-
-def _has_nvcc() -> bool:
-    """Look for the compiler where flashinfer does."""
-    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
-    return shutil.which("nvcc") is not None or any(
-        Path(home, "bin", "nvcc").is_file() for home in homes if home
-    )
-
-
-def _graph_sizes(config: EngineConfig, backend: str, max_running: int) -> int:
-    """Return the batch up to which decode steps are captured; a step of sdpa has shapes of its own each time.
-
-    Raises:
-        ConfigError: graphs were asked for by name, and cannot be had.
-    """
-    if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and backend == "sdpa"):
-        return 0
-    if backend == "sdpa":
-        raise ConfigError(
-            "--cuda-graphs on needs attention other than sdpa, which float32 has: take --dtype bfloat16 or "
-            "--attention triton"
-        )
-    return max_running
 
 
 def _device_name(device: torch.device) -> str:

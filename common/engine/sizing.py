@@ -49,12 +49,12 @@ def activation_bytes(spec: ModelSpec, dtype: str, tokens: int) -> int:
     return tokens * widest * DTYPE_BYTES[dtype]
 
 
-def gpu_prefill_budget(spec: ModelSpec, dtype: str, budget: int, part_bytes: int) -> int:
+def gpu_prefill_budget(spec: ModelSpec, dtype: str, budget: int, part_bytes: int, page_size: int) -> int:
     """Return a budget whose activations take little of a node's part of a GPU: `budget`, or half of it, ...
 
-    No batch is larger than the longest prompt, or what several prompts share.
+    No batch is larger than the longest prompt, or what several prompts share; and it holds a page.
     """
-    least = SATURATING_TOKENS
+    least = max(SATURATING_TOKENS, page_size)
     budget = min(budget, max(spec.context_length, least))
     while budget > least and activation_bytes(spec, dtype, budget) * _ACTIVATION_PARTS > part_bytes:
         budget = max(least, budget // 2)

@@ -27,7 +27,7 @@ def _attend_extend_kernel(
     pool,  # [pages, 2, page_size, kv_heads, head_dim] of the layer
     page_table,  # [rows, table_width]
     rows,  # [requests]
-    block_requests,  # [blocks], -1: none
+    block_requests,  # [blocks]
     block_starts,  # [blocks], token of the request's chunk
     token_starts,  # [requests + 1], where each request's chunk begins among the tokens
     prefix_lens,  # [requests]
@@ -47,8 +47,6 @@ def _attend_extend_kernel(
     kv_head = tl.program_id(0)
     block = tl.program_id(1)
     request = tl.load(block_requests + block)
-    if request < 0:
-        return
     first_token = tl.load(token_starts + request)
     num_queries = tl.load(token_starts + request + 1) - first_token
     prefix = tl.load(prefix_lens + request)

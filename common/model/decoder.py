@@ -14,7 +14,6 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from common.attention.base import AttentionBackend, AttentionInputs
-from common.attention.sdpa import SdpaAttention
 from common.kv.pool import TORCH_DTYPES, KVPool
 from common.model.ops import LayerOps, TorchOps
 from common.model.rotary import rope_frequencies, rope_table
@@ -95,18 +94,6 @@ def read_weights(
         else SafetensorsSource(folder, shapes)
     )
     return load_weights(source, spec, dtype, device)
-
-
-def load_decoder(
-    folder: Path, spec: ModelSpec, dtype: str, pool: KVPool, load_format: str = "auto"
-) -> Decoder:
-    """Load a folder's weights onto the pool's device, with reference attention and plain operations.
-
-    Raises:
-        ConfigError: see `read_weights`.
-    """
-    weights = read_weights(folder, spec, dtype, pool.device, load_format)
-    return make_decoder(spec, weights, dtype, pool, SdpaAttention(pool, spec.heads), fused=False)
 
 
 def make_rope(spec: ModelSpec, dtype: str, device: torch.device) -> Tensor:

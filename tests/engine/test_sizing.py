@@ -32,7 +32,7 @@ def llama() -> ModelSpec:
 def pages(spec: ModelSpec, total_bytes: int, fraction: float, **options: int) -> int:
     """Pages of a prefill node with the defaults, on a card that it finds free."""
     config = EngineConfig(gpu_memory_fraction=fraction, **options)
-    budget = gpu_prefill_budget(spec, "bfloat16", DEFAULT_BUDGET, int(total_bytes * fraction))
+    budget = gpu_prefill_budget(spec, "bfloat16", DEFAULT_BUDGET, int(total_bytes * fraction), 16)
     sizes = StepSizes(tokens=budget, samples=MAX_RUNNING, rows=MAX_RUNNING)
     weights = weight_bytes(spec, "bfloat16")
     return gpu_num_pages(
@@ -52,10 +52,11 @@ def test_weights_are_those_of_the_model(llama: ModelSpec) -> None:
 def test_a_large_card_takes_the_whole_budget_and_a_small_one_what_it_can_afford(llama: ModelSpec) -> None:
     for total_bytes, fraction, expected in ((H200, 0.9, 16384), (H200, 0.45, 16384), (A10, 0.9, 8192)):
         part_bytes = int(total_bytes * fraction)
-        budget = gpu_prefill_budget(llama, "bfloat16", DEFAULT_BUDGET, part_bytes)
+        budget = gpu_prefill_budget(llama, "bfloat16", DEFAULT_BUDGET, part_bytes, 16)
         assert budget == expected
         assert activation_bytes(llama, "bfloat16", budget) <= part_bytes / 16
-    assert gpu_prefill_budget(llama, "bfloat16", DEFAULT_BUDGET, 1) == 2048, "no prompt would get on"
+    assert gpu_prefill_budget(llama, "bfloat16", DEFAULT_BUDGET, 1, 16) == 2048, "no prompt would get on"
+    assert gpu_prefill_budget(llama, "bfloat16", DEFAULT_BUDGET, 1, 4096) == 4096, "a chunk holds a page"
 
 
 def test_the_pool_is_what_is_left_and_small_cards_start(llama: ModelSpec) -> None:

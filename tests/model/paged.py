@@ -11,9 +11,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from common.attention.base import AttentionInputs
+from common.attention.sdpa import SdpaAttention
 from common.kv.pool import KVPool
-from common.model.decoder import load_decoder
-from common.model.spec import load_spec
+from common.model.decoder import Decoder, make_decoder, read_weights
+from common.model.spec import ModelSpec, load_spec
 
 
 def transformers_greedy(folder: Path, prompts: Sequence[list[int]], num_tokens: int) -> list[list[int]]:
@@ -37,6 +38,12 @@ class PagedSequence:
     ids: list[int]
     cached: int = 0
     pages: list[int] = field(default_factory=list)
+
+
+def load_decoder(folder: Path, spec: ModelSpec, dtype: str, pool: KVPool) -> Decoder:
+    """Load a folder's weights onto the pool's device, with reference attention and plain operations."""
+    weights = read_weights(folder, spec, dtype, pool.device, "auto")
+    return make_decoder(spec, weights, dtype, pool, SdpaAttention(pool, spec.heads), fused=False)
 
 
 class PagedRunner:

@@ -11,9 +11,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from common.attention.base import AttentionInputs
 from common.kv.pool import KVPool
-from common.model.decoder import load_decoder
 from common.model.spec import load_spec
-from tests.model.paged import PagedRunner, transformers_greedy
+from tests.model.paged import PagedRunner, load_decoder, transformers_greedy
 from tests.tiny import VOCAB_SIZE, write_tiny_model
 
 NUM_TOKENS = 64
