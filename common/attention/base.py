@@ -70,6 +70,15 @@ class AttentionBackend(Protocol):
         """
         ...
 
+    def can_capture(self, seq_lens: Sequence[int], tokens: int) -> bool:
+        """Say whether the programs of a step of prompts follow from its numbers of tokens and requests alone.
+
+        Args:
+            seq_lens: tokens in KV after the step, a request.
+            tokens: of the step.
+        """
+        ...
+
     def plan(self, inputs: AttentionInputs) -> None:
         """Prepare what all layers share; called once a step, before the first layer."""
         ...

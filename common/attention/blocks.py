@@ -13,7 +13,10 @@ from common.device.packed import PackedBlock
 
 @dataclass(frozen=True, slots=True)
 class ExtendBlocks:
-    """The blocks of a step on the device."""
+    """The blocks of a step on the device, as many as steps of so many tokens and requests can have at most.
+
+    What is over begins behind the tokens of its request.
+    """
 
     requests: Tensor  # [blocks] i32
     starts: Tensor  # [blocks] i32, token of the request's chunk
@@ -34,6 +37,7 @@ def pack_blocks(
     """
     lens = np.asarray(extend_lens)
     counts = -(-lens // queries)
+    counts[-1] += int(lens.sum()) // queries + len(lens) - int(counts.sum())
     first_blocks = np.cumsum(counts) - counts
     starts = (np.arange(int(counts.sum())) - np.repeat(first_blocks, counts)) * queries
     return ExtendBlocks(

@@ -1,4 +1,4 @@
-"""Attention on NVIDIA GPUs: prompts by flashinfer, decode steps by our own kernel (triton.py).
+"""Attention on NVIDIA GPUs: long prompts by flashinfer, short ones and decode steps by our own (triton.py).
 
 Measured on an H200, Llama-3.1-8B shape: flashinfer's prefill over contiguous keys reaches 650 TFLOP/s, over
 pages 530 to 590, so prompts without a prefix take the first way. Our decode kernel is 3 to 15 % faster than
@@ -29,6 +29,8 @@ from common.kv.pool import KVPool
 log = logging.getLogger("baton.engine")
 
 _WORKSPACE_BYTES = 384 << 20  # flashinfer's own advice is 128 MiB; long prompts in many pieces need more
+# What the host needs to plan flashinfer's kernels takes longer than short prompts take ours.
+_OWN_TOKENS = 1024
 _SLOTS = 4  # pinned workspaces: steps that can be planned before the first one's copy is done
 
 
@@ -103,14 +105,24 @@ class FlashInferAttention:
         pad: int,
     ) -> StepPlan:
         """See AttentionBackend."""
+        seq_lens = [prefix + extend for prefix, extend in zip(prefix_lens, extend_lens, strict=True)]
+        num_extend = len(extend_lens) - num_decode
+        if self.can_capture(seq_lens[:num_extend], sum(extend_lens[:num_extend])):
+            return self._own.pack(block, prefix_lens, extend_lens, num_decode, pad)
         return StepPlan(self._own.pack_decode(block, prefix_lens, num_decode, pad), None)
+
+    def can_capture(self, seq_lens: Sequence[int], tokens: int) -> bool:
+        """See AttentionBackend: where prompts are ours to attend with, short ones."""
+        return tokens <= _OWN_TOKENS and max(seq_lens, default=0) <= _OWN_TOKENS
 
     def plan(self, inputs: AttentionInputs) -> None:
         """See AttentionBackend."""
         self._inputs = inputs
+        self._own.plan(inputs)
         num_extend = len(inputs.extend_lens_cpu) - inputs.num_decode
         self._prefill = None
-        if num_extend:
+        assert inputs.plan is not None
+        if num_extend and inputs.plan.blocks is None:
             prefix_lens = inputs.prefix_lens_cpu[:num_extend]
             extend_lens = inputs.extend_lens_cpu[:num_extend]
             if any(prefix_lens):
@@ -123,7 +135,7 @@ class FlashInferAttention:
         inputs, prefill = self._inputs, self._prefill
         assert inputs is not None
         if prefill is None:
-            return self._own.decode(layer, q, inputs)
+            return self._own.forward(layer, q, k, v)
         n = prefill.num_tokens
         extended = prefill.attend(layer, q[:n], k[:n], v[:n])
         if not inputs.num_decode:

@@ -113,6 +113,10 @@ class SdpaAttention:
         """See AttentionBackend; lengths are taken from the host."""
         return None
 
+    def can_capture(self, seq_lens: Sequence[int], tokens: int) -> bool:
+        """See AttentionBackend: a step has shapes of its own each time."""
+        return False
+
     def plan(self, inputs: AttentionInputs) -> None:
         """Make gather indices and masks, which all layers share."""
         lens = [p + n for p, n in zip(inputs.prefix_lens_cpu, inputs.extend_lens_cpu, strict=True)]

@@ -59,6 +59,10 @@ class TritonAttention:
         blocks = pack_blocks(block, prefix_lens[:num_extend], extend_lens[:num_extend], self._queries)
         return StepPlan(splits, blocks)
 
+    def can_capture(self, seq_lens: Sequence[int], tokens: int) -> bool:
+        """See AttentionBackend."""
+        return True
+
     def pack_decode(
         self, block: PackedBlock, prefix_lens: Sequence[int], num_decode: int, pad: int
     ) -> DecodeSplits | None:

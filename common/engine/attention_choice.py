@@ -1,4 +1,4 @@
-"""Which code computes attention on this node, and whether its decode steps are captured as CUDA graphs."""
+"""Which code computes attention on this node, and whether its steps are captured as CUDA graphs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from common.attention.base import AttentionBackend
 from common.attention.sdpa import SdpaAttention
 from common.config import EngineConfig
-from common.engine.cuda_graphs import padded_sizes
+from common.engine.cuda_graphs import decode_sizes
 from common.errors import ConfigError
 from common.kv.pool import KVPool
 from common.model.spec import ModelSpec
@@ -63,7 +63,7 @@ def make_attention(backend: str, pool: KVPool, heads: int, max_running: int) -> 
     """Make the backend that `choose_attention` named, over a pool."""
     if backend == "sdpa":
         return SdpaAttention(pool, heads)
-    most = max(padded_sizes(max_running)[-1], max_running)
+    most = max(decode_sizes(max_running)[-1], max_running)
     # Both need what only torch's CUDA builds bring along.
     if backend == "triton":
         from common.attention.triton import TritonAttention
@@ -75,20 +75,20 @@ def make_attention(backend: str, pool: KVPool, heads: int, max_running: int) -> 
     return FlashInferAttention(pool, heads, most)
 
 
-def graph_sizes(config: EngineConfig, backend: str, max_running: int) -> int:
-    """Return the batch up to which decode steps are captured; a step of sdpa has shapes of its own each time.
+def captures_graphs(config: EngineConfig, backend: str) -> bool:
+    """Say whether steps are captured as CUDA graphs; one of sdpa has shapes of its own each time.
 
     Raises:
         ConfigError: graphs were asked for by name, and cannot be had.
     """
     if config.cuda_graphs == "off" or (config.cuda_graphs == "auto" and backend == "sdpa"):
-        return 0
+        return False
     if backend == "sdpa":
         raise ConfigError(
             "--cuda-graphs on needs attention other than sdpa, which float32 has: take --dtype bfloat16 or "
             "--attention triton"
         )
-    return max_running
+    return True
 
 
 def _why_no_flashinfer(spec: ModelSpec) -> str | None:

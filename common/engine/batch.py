@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
@@ -90,7 +91,7 @@ class ScheduleBatch:
 
     def positions(self) -> Int64s:
         """Position of each of the step's tokens in its request."""
-        if self.extend_num_tokens == len(self.prefix_lens):
+        if self.mode is ForwardMode.DECODE:
             return np.asarray(self.prefix_lens, np.int64)
         spans = zip(self.prefix_lens, self.seq_lens, strict=True)
         return np.concatenate([np.arange(prefix, end) for prefix, end in spans], dtype=np.int64)
@@ -123,6 +124,29 @@ def prepare_for_extend(chunks: Sequence[ChunkPlan], page_size: int) -> ScheduleB
         prefill_input_ids_cpu=tuple(
             memoryview(chunk.request.prompt_ids)[chunk.start : chunk.end] for chunk in chunks
         ),
+    )
+
+
+def pad_extend(batch: ScheduleBatch, tokens: int, requests: int) -> ScheduleBatch:
+    """Return an EXTEND batch of so many tokens and requests: what is added is of row 0, and samples nothing.
+
+    `requests` is more than the batch has; the first that is added gets all the tokens.
+    """
+    missing, more = tokens - batch.extend_num_tokens, requests - len(batch.req_pool_indices)
+    assert missing >= 0
+    assert more > 0
+    assert batch.prefill_input_ids_cpu is not None
+    added = (missing, *(0,) * (more - 1))
+    pages = (0,) * -(-missing // batch.page_size)
+    return replace(
+        batch,
+        req_pool_indices=batch.req_pool_indices + (0,) * more,
+        seq_lens=batch.seq_lens + added,
+        prefix_lens=batch.prefix_lens + (0,) * more,
+        extend_lens=batch.extend_lens + added,
+        extend_num_tokens=tokens,
+        page_ids=batch.page_ids + (pages,) * more,
+        prefill_input_ids_cpu=(*batch.prefill_input_ids_cpu, memoryview(array("i", bytes(4 * missing)))),
     )
 
 

@@ -1,8 +1,9 @@
-"""Decode steps as CUDA graphs: one launch instead of hundreds, one graph a padded batch size.
+"""Steps as CUDA graphs: one launch instead of hundreds, one graph a padded size.
 
-A batch is padded up to the next size with row 0, whose page is the padding page, so that what the padding
-computes goes nowhere. All graphs read their inputs from the same buffers and write their logits to the same
-one; the largest is captured first, so that the others fit into its memory. Knows no request.
+A decode step is padded up to the next number of requests, a step of short prompts up to the next number of
+tokens. Padding is of row 0, whose page is the padding page, so that what it computes goes nowhere. All graphs
+read their inputs from the same buffers and write their logits to the same one; the largest is captured
+first, so that the others fit into its memory. Knows no request.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,19 +20,38 @@ from torch import Tensor
 from common.device.streams import Streams
 from common.engine.batch import ForwardMode, ScheduleBatch
 from common.engine.future_map import ForwardInputs, GraphBuffers
-from common.engine.warm_up import decode_batch
+from common.engine.warm_up import decode_batch, extend_batch
 from common.model.decoder import Decoder
 
 log = logging.getLogger("baton.engine")
 
 BLOCK_BYTES = 1 << 18  # of a step's host metadata; what does not fit goes in a block of its own
+MAX_EXTEND_TOKENS = 1024  # longer steps of prompts take the device longer than the host takes to launch them
+_MAX_PROMPTS = 16  # of a captured step
 _EXACT_SIZES = (1, 2, 4)
 _STEPS = ((64, 8), (256, 16), (4096, 64))  # (up to, padded to a multiple of)
+_EXTEND_SIZES = (16, 32, *range(64, MAX_EXTEND_TOKENS + 1, 64))
 
 Resolve = Callable[[ScheduleBatch, GraphBuffers], ForwardInputs]
 
 
-def padded_sizes(max_running: int) -> tuple[int, ...]:
+@dataclass(frozen=True, slots=True)
+class GraphSizes:
+    """Which steps are captured."""
+
+    decode: tuple[int, ...] = ()  # requests of a step, ascending
+    extend: tuple[int, ...] = ()  # tokens of a step, ascending
+
+    @property
+    def extend_tokens(self) -> int:
+        """Tokens of the largest captured step of prompts."""
+        return self.extend[-1] if self.extend else 0
+
+
+NO_GRAPHS = GraphSizes()
+
+
+def decode_sizes(max_running: int) -> tuple[int, ...]:
     """Return the batch sizes to capture, the last one not below `max_running`."""
     sizes = [size for size in _EXACT_SIZES if size < max_running]
     at = 0
@@ -41,15 +62,22 @@ def padded_sizes(max_running: int) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-class DecodeGraphs:
-    """The captured decode steps of a model."""
+def extend_sizes(most_tokens: int) -> tuple[int, ...]:
+    """Return the tokens of steps of prompts to capture, where none has more than `most_tokens`."""
+    return _EXTEND_SIZES[: bisect_left(_EXTEND_SIZES, most_tokens) + 1]
 
-    def __init__(self, decoder: Decoder, max_running: int, streams: Streams) -> None:
+
+class StepGraphs:
+    """The captured steps of a model."""
+
+    def __init__(self, decoder: Decoder, sizes: GraphSizes, streams: Streams) -> None:
         self._decoder = decoder
         self._streams = streams
-        self._sizes = padded_sizes(max_running)
-        self._graphs: dict[int, torch.cuda.CUDAGraph] = {}
-        largest, device = self._sizes[-1], streams.device
+        self._sizes = sizes
+        self._graphs: dict[tuple[ForwardMode, int], torch.cuda.CUDAGraph] = {}
+        device = streams.device
+        prompts = _MAX_PROMPTS + 1 if sizes.extend else 0  # the last is padding
+        largest = max((*sizes.decode, prompts))
         with streams.forward():
             self._block = torch.zeros(BLOCK_BYTES, dtype=torch.uint8, device=device)
             self._input_ids = torch.zeros(largest, dtype=torch.int64, device=device)
@@ -58,35 +86,54 @@ class DecodeGraphs:
 
     def buffers_for(self, batch: ScheduleBatch) -> GraphBuffers | None:
         """Return where the inputs of a batch go, or None where it has to run without a graph."""
-        if batch.mode is not ForwardMode.DECODE:
-            return None
-        index = bisect_left(self._sizes, len(batch.req_pool_indices))
-        return self._buffers(self._sizes[index]) if index < len(self._sizes) else None
+        requests, tokens = len(batch.req_pool_indices), batch.extend_num_tokens
+        match batch.mode:
+            case ForwardMode.DECODE:
+                sizes, wanted = self._sizes.decode, requests
+            case ForwardMode.EXTEND if requests <= _MAX_PROMPTS and self._decoder.attention.can_capture(
+                batch.seq_lens, tokens
+            ):
+                sizes, wanted = self._sizes.extend, tokens
+            case _:
+                return None
+        index = bisect_left(sizes, wanted)
+        return self._buffers(batch.mode, sizes[index]) if index < len(sizes) else None
 
-    def replay(self, size: int, requests: int) -> Tensor:
-        """Run a captured step on the current stream; returns [requests, vocab] logits, until the next run."""
-        self._graphs[size].replay()
-        return self._logits[:requests]
+    def replay(self, buffers: GraphBuffers, samples: int) -> Tensor:
+        """Run a captured step on the current stream; returns [samples, vocab] logits, until the next run."""
+        self._graphs[buffers.mode, buffers.tokens].replay()
+        return self._logits[:samples]
 
     @torch.inference_mode()
     def capture(self, resolve: Resolve) -> None:
         """Capture all sizes; `resolve` is `resolve_forward_inputs` of this node."""
         started_s = time.monotonic()
         pool = torch.cuda.graph_pool_handle()
+        shapes = [
+            (extend_batch(0, size, 1), self._buffers(ForwardMode.EXTEND, size))
+            for size in reversed(self._sizes.extend)
+        ] + [
+            (decode_batch(1, 1), self._buffers(ForwardMode.DECODE, size))
+            for size in reversed(self._sizes.decode)
+        ]
         with self._streams.forward():
-            for size in reversed(self._sizes):
-                inputs = resolve(decode_batch(1, 1), self._buffers(size))
-                self._forward(inputs, size)  # kernels are built and chosen now, not in the capture
+            for batch, buffers in shapes:
+                inputs = resolve(batch, buffers)
+                self._forward(
+                    inputs, buffers.requests
+                )  # kernels are built and chosen now, not in the capture
                 torch.cuda.current_stream().synchronize()
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool=pool)
-                self._forward(inputs, size)
+                self._forward(inputs, buffers.requests)
                 graph.capture_end()
-                self._graphs[size] = graph
-        log.info("captured %d CUDA graphs in %.1f s", len(self._sizes), time.monotonic() - started_s)
+                self._graphs[buffers.mode, buffers.tokens] = graph
+        log.info("captured %d CUDA graphs in %.1f s", len(self._graphs), time.monotonic() - started_s)
 
-    def _forward(self, inputs: ForwardInputs, size: int) -> None:
-        self._decoder.forward(inputs.input_ids, inputs.attention, None, self._logits[:size])
+    def _forward(self, inputs: ForwardInputs, requests: int) -> None:
+        logits = self._logits[:requests]
+        self._decoder.forward(inputs.input_ids, inputs.attention, inputs.logits_indices, logits)
 
-    def _buffers(self, size: int) -> GraphBuffers:
-        return GraphBuffers(size, self._block, self._input_ids[:size])
+    def _buffers(self, mode: ForwardMode, size: int) -> GraphBuffers:
+        requests = size if mode is ForwardMode.DECODE else _MAX_PROMPTS + 1
+        return GraphBuffers(mode, size, requests, self._block, self._input_ids[:size])

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from common.attention.base import AttentionBackend, AttentionInputs
 from common.device.packed import PackedBlock, join_int32
-from common.engine.batch import ForwardMode, ScheduleBatch
+from common.engine.batch import ForwardMode, ScheduleBatch, pad_extend
 from common.engine.page_table import PageTableMirror
 from common.engine.sampler import SamplingInputs, resolve_sampling
 from common.errors import InvariantError, LocalError
@@ -67,14 +67,16 @@ class ForwardInputs:
 
 @dataclass(frozen=True, slots=True)
 class GraphBuffers:
-    """Where the inputs of a captured DECODE step lie: the same memory every time.
+    """Where the inputs of a captured step lie: the same memory every time.
 
-    What is behind the batch's own requests, up to `size`, is padding: row 0, page 0.
+    What is behind the batch's own requests and tokens is padding: row 0, page 0.
     """
 
-    size: int  # requests
+    mode: ForwardMode  # DECODE or EXTEND
+    tokens: int
+    requests: int  # as many as tokens in DECODE; in EXTEND more than any batch has
     block: Tensor  # [bytes] u8, the step's packed block
-    input_ids: Tensor  # [size] i64
+    input_ids: Tensor  # [requests] i64, for what DECODE gathers
 
 
 def resolve_forward_inputs(
@@ -89,16 +91,17 @@ def resolve_forward_inputs(
     """Turn a plan into device tensors. Called on the forward stream; nowhere else do inputs come into being.
 
     The host's numbers go in one pinned block. In a captured step those that the graph reads come first, in
-    an order and in sizes that only `buffers.size` decides.
+    an order and in sizes that only `buffers` decides.
 
     Raises:
         LocalError: a PREBUILT batch has no forward, and so no inputs.
     """
     if batch.mode is ForwardMode.PREBUILT:
         raise LocalError("a PREBUILT batch has no forward")
+    if buffers is not None and batch.mode is ForwardMode.EXTEND:
+        batch = pad_extend(batch, buffers.tokens, buffers.requests)
     requests = len(batch.req_pool_indices)
-    padded = requests if buffers is None else buffers.size
-    pad = padded - requests
+    pad = 0 if buffers is None else buffers.requests - requests
     tokens = batch.extend_num_tokens
     block = PackedBlock(device, None if buffers is None else buffers.block)
     rows = block.add(_padded(batch.req_pool_indices, pad), np.int64)
@@ -112,12 +115,13 @@ def resolve_forward_inputs(
     if batch.prefill_input_ids_cpu is not None:
         section, prompt_ids = block.reserve(num_prompt, np.int64)
         join_int32(batch.prefill_input_ids_cpu, section)
-    sampled_rows = [batch.req_pool_indices[sample.index] for sample in batch.sample_rows]
-    sample_rows = block.add(sampled_rows, np.int64)
     logits_indices = None
     if batch.mode is not ForwardMode.DECODE:
-        last_tokens = np.cumsum(batch.extend_lens) - 1
-        logits_indices = block.add(last_tokens[[s.index for s in batch.sample_rows]], np.int64)
+        last_tokens = (np.cumsum(batch.extend_lens) - 1)[[s.index for s in batch.sample_rows]]
+        unwanted = 0 if buffers is None else buffers.requests - len(last_tokens)
+        logits_indices = block.add(_padded(last_tokens, unwanted), np.int64)
+    sampled_rows = [batch.req_pool_indices[sample.index] for sample in batch.sample_rows]
+    sample_rows = block.add(sampled_rows, np.int64)
     sampling = resolve_sampling(batch.sample_rows, sampled_rows, eos_token_ids, block)
     block.ship()
     match batch.mode:

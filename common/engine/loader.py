@@ -14,9 +14,10 @@ import torch
 from common.config import EngineConfig, ModelConfig
 from common.device.memory import free_and_total_bytes, wait_for_memory
 from common.device.streams import Streams
-from common.engine.attention_choice import choose_attention, graph_sizes, make_attention
+from common.engine.attention_choice import captures_graphs, choose_attention, make_attention
 from common.engine.batch import ScheduleBatch
 from common.engine.chunking import resolve_max_running, resolve_prefill_budget
+from common.engine.cuda_graphs import NO_GRAPHS, GraphSizes, decode_sizes, extend_sizes
 from common.engine.model_runner import ModelRunner
 from common.engine.sizing import (
     StepSizes,
@@ -101,9 +102,15 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
     # A decode node has requests that run, and as many whose pages are on their way.
     num_rows = 2 * max_running if duties.decodes else max_running
     backend = choose_attention(config, spec, dtype, device, prefills=duties.prefills)
-    captured = graph_sizes(config, backend, max_running) if duties.decodes else 0
-    # A step of prompts beside requests that decode has both.
+    captured = NO_GRAPHS
+    if captures_graphs(config, backend):
+        captured = GraphSizes(
+            decode=decode_sizes(max_running) if duties.decodes else (),
+            extend=extend_sizes(min(budget, spec.context_length)) if duties.prefills else (),
+        )
+    # A step of prompts beside requests that decode has both; what graphs work in is theirs alone.
     tokens = (budget if duties.prefills else 0) + (max_running if duties.decodes else 0)
+    tokens += captured.extend_tokens
     sizes = StepSizes(tokens=tokens, samples=max_running, rows=num_rows)
     beside_bytes = step_bytes(spec, dtype, sizes, config.page_size)
     if on_gpu:
@@ -200,8 +207,13 @@ def _largest_steps(
     if duties.prefills:
         tokens = min(budget, spec.context_length)
         steps.append(extend_batch(0, tokens, page))
-        if spec.context_length > page:  # prompts with a prefix take kernels of their own
-            steps.append(extend_batch(page, min(page, spec.context_length - page), page))
+        # Prompts with a prefix take kernels of their own, and so do short ones.
+        prefixes = {page, min(budget, spec.context_length - page) // page * page}
+        steps += [
+            extend_batch(prefix, min(page, spec.context_length - prefix), page)
+            for prefix in sorted(prefixes)
+            if 0 < prefix < spec.context_length
+        ]
     if duties.decodes:
         steps += [decode_batch(max_running, page, GREEDY), decode_batch(max_running, page)]
     if duties.prefills and duties.decodes:

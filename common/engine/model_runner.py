@@ -10,7 +10,7 @@ import torch
 from common.device.pinned import to_device, to_host
 from common.device.streams import Event, Stream, Streams
 from common.engine.batch import ScheduleBatch
-from common.engine.cuda_graphs import DecodeGraphs
+from common.engine.cuda_graphs import NO_GRAPHS, GraphSizes, StepGraphs
 from common.engine.future_map import ForwardInputs, FutureMap, GraphBuffers, resolve_forward_inputs
 from common.engine.page_table import PageTableMirror
 from common.engine.penalties import PenaltyState
@@ -57,7 +57,7 @@ class ModelRunner:
     Args:
         num_rows: rows beside the padding row 0.
         max_pages: pages of the longest request.
-        graph_sizes: capture decode steps of up to so many requests as CUDA graphs; 0 is none.
+        graph_sizes: the steps to capture as CUDA graphs.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class ModelRunner:
         num_rows: int,
         max_pages: int,
         streams: Streams,
-        graph_sizes: int = 0,
+        graph_sizes: GraphSizes = NO_GRAPHS,
         debug: bool = False,
     ) -> None:
         device = streams.device
@@ -80,9 +80,9 @@ class ModelRunner:
             self._future_map = FutureMap(num_rows, device, debug=debug)
             self._page_table = PageTableMirror(num_rows, max_pages, device)
             self._penalties = PenaltyState(num_rows, decoder.spec.vocab_size, device)
-        self._graphs: DecodeGraphs | None = None
-        if graph_sizes:
-            self._graphs = DecodeGraphs(decoder, graph_sizes, streams)
+        self._graphs: StepGraphs | None = None
+        if graph_sizes != NO_GRAPHS:
+            self._graphs = StepGraphs(decoder, graph_sizes, streams)
             self._graphs.capture(self._resolve)
         self.num_launched = 0
 
@@ -109,7 +109,7 @@ class ModelRunner:
             buffers = None if self._graphs is None else self._graphs.buffers_for(batch)
             inputs = self._resolve(batch, buffers)
             if self._graphs is not None and buffers is not None:
-                logits = self._graphs.replay(buffers.size, len(batch.req_pool_indices))
+                logits = self._graphs.replay(buffers, len(batch.sample_rows))
             else:
                 logits = self._decoder.forward(inputs.input_ids, inputs.attention, inputs.logits_indices)
             forward_done = self._streams.record(Stream.FORWARD)

@@ -66,7 +66,8 @@ def _attend_extend_kernel(
     found = tl.zeros((block_queries * group_rows, block_dim), tl.float32)
     pages = page_table + tl.load(rows + request) * table_width
     position = prefix + query
-    end = prefix + tl.minimum(start + block_queries, num_queries)
+    # A block that begins behind the chunk is one of a captured step, and has nothing to do.
+    end = tl.where(start < num_queries, prefix + tl.minimum(start + block_queries, num_queries), 0)
     v_pool = pool + page_size * kv_heads * head_dim
     for first in range(0, end, block_tokens):
         token = first + tl.arange(0, block_tokens)

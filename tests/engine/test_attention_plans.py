@@ -35,12 +35,15 @@ def test_splits_read_every_token_once_and_keep_their_bound(lens: list[int], pad:
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 300), st.integers(1, 300)), min_size=1, max_size=12),
+    st.lists(st.tuples(st.integers(0, 300), st.integers(0, 300)), min_size=1, max_size=12),
     st.sampled_from([1, 8, 16, 64]),
 )
-def test_blocks_cover_every_token_of_every_chunk_once(chunks: list[tuple[int, int]], queries: int) -> None:
+def test_blocks_cover_every_token_of_every_chunk_once_and_keep_their_number(
+    chunks: list[tuple[int, int]], queries: int
+) -> None:
     prefix_lens, extend_lens = zip(*chunks, strict=True)
     blocks = pack_blocks(PackedBlock(CPU), prefix_lens, extend_lens, queries)
+    assert len(blocks.requests) == len(blocks.starts) == sum(extend_lens) // queries + len(chunks)
     token_starts = blocks.token_starts.tolist()
     covered = [
         token_starts[request] + offset

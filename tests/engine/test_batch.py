@@ -14,6 +14,7 @@ from common.attention.sdpa import SdpaAttention
 from common.engine.batch import (
     ForwardMode,
     ScheduleBatch,
+    pad_extend,
     prepare_for_decode,
     prepare_for_extend,
     prepare_for_mixed,
@@ -229,3 +230,37 @@ def test_a_batch_is_plain_host_data() -> None:
     batch = prepare_for_extend(plans, 4)
     assert isinstance(batch, ScheduleBatch)
     assert not any(isinstance(getattr(batch, name), torch.Tensor) for name in ScheduleBatch.__slots__)
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 40), st.integers(0, 30)), min_size=1, max_size=5),
+    st.integers(0, 40),
+    st.integers(1, 4),
+)
+def test_padding_of_prompts_changes_nothing_of_theirs_and_goes_to_page_0(
+    prompts: list[tuple[int, int]], tokens: int, more: int
+) -> None:
+    requests, page = [], 1
+    for row, (extend, prefix) in enumerate(prompts, 1):
+        count = -(-(extend + prefix) // 4)
+        requests.append(
+            request(extend + prefix, tuple(range(page, page + count)), row=row, computed_len=prefix)
+        )
+        page += count
+    batch = prepare_for_extend(plan_chunks(requests, 10_000, 4), 4)
+    own = batch.extend_num_tokens
+    padded = pad_extend(batch, own + tokens, len(prompts) + more)
+    table = PageTableMirror(len(prompts), 20, CPU)
+    plain, wide = (resolve(b, FutureMap(len(prompts), CPU), table) for b in (batch, padded))
+    n = len(prompts)
+    for name in ("rows", "seq_lens"):
+        ours, theirs = getattr(wide.attention, name), getattr(plain.attention, name)
+        assert ours[:n].tolist() == theirs.tolist()
+        assert len(ours) == n + more
+    assert wide.attention.rows[n:].tolist() == [0] * more
+    assert wide.input_ids.tolist() == plain.input_ids.tolist() + [0] * tokens
+    assert wide.attention.positions[:own].tolist() == plain.attention.positions.tolist()
+    assert wide.attention.positions[own:].tolist() == list(range(tokens))
+    assert wide.attention.out_cache_loc[:own].tolist() == plain.attention.out_cache_loc.tolist()
+    assert all(place < 4 for place in wide.attention.out_cache_loc[own:].tolist()), "page 0"
+    assert wide.sample_req_pool_indices.tolist() == plain.sample_req_pool_indices.tolist()

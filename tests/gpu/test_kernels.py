@@ -231,7 +231,7 @@ def test_penalties_and_counts(gpu: torch.device) -> None:
         assert inputs is not None
         for tokens in token_steps:
             state.count(inputs.rows, tokens.to(device))
-        outcomes.append(state.apply(logits.to(device), inputs).cpu())
+        outcomes.append(state.apply(logits.to(device, copy=True), inputs).cpu())
     torch.testing.assert_close(outcomes[1], outcomes[0], rtol=0.0, atol=1e-6)
     assert torch.equal(outcomes[1][1], logits[1])
     assert not torch.equal(outcomes[1][0], logits[0])

@@ -72,7 +72,7 @@ def test_a_thousand_requests_with_checksums_a_third_cut(tmp_path: Path, gpu: tor
     draw = random.Random(9)
     few = prompts_of([5, 100, 700, 1500], VOCAB)
 
-    async def visit(client: Client, body: Body, cut_s: float | None) -> Outcome | None:
+    async def follow(client: Client, body: Body, cut_s: float | None) -> Outcome | None:
         async with client.session() as http:
             if cut_s is None:
                 return await client.follow(http, body, Outcome())
@@ -89,7 +89,7 @@ def test_a_thousand_requests_with_checksums_a_third_cut(tmp_path: Path, gpu: tor
             which, cut_s = draw.randrange(len(few)), draw.uniform(0, 0.4) if index % 3 == 0 else None
             async with gate:
                 body = greedy(few[which], 24, stream=bool(index % 2))
-                outcome = await visit(client, body, cut_s)
+                outcome = await follow(client, body, cut_s)
             return None if outcome is None else (which, outcome)
 
         visits = await asyncio.gather(*(one(index) for index in range(1000)))
