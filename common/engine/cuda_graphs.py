@@ -63,8 +63,8 @@ def decode_sizes(max_running: int) -> tuple[int, ...]:
 
 
 def extend_sizes(most_tokens: int) -> tuple[int, ...]:
-    """Return the tokens of steps of prompts to capture, where none has more than `most_tokens`."""
-    return _EXTEND_SIZES[: bisect_left(_EXTEND_SIZES, most_tokens) + 1]
+    """Return the tokens of steps of prompts to capture: up to `most_tokens`, which a single prompt can have."""
+    return tuple(size for size in _EXTEND_SIZES if size <= most_tokens)
 
 
 class StepGraphs:

@@ -126,7 +126,7 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
         make_decoder(spec, weights, dtype, pool, attention, fused=on_gpu),
         spec.eos_token_ids,
         num_rows=num_rows,
-        max_pages=min(pool.num_pages, layout.pages_for(spec.context_length)),
+        max_pages=layout.pages_for(spec.context_length),
         streams=streams,
         graph_sizes=captured,
         debug=config.debug_checks,
