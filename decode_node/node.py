@@ -100,9 +100,9 @@ class DecodeNode:
         self._loop.wake()
         self._read_gateway(now)
         self._read_prefill_nodes(now)
+        self._flush()  # first tokens and refusals wait neither for the device's work nor for the step
         self._grant(now)
         self._prebuild()
-        self._flush()  # first tokens and refusals do not wait for the step
         step = self._scheduler.next_step(now) if self._loop.can_launch else None
         if step is not None:
             self._loop.launch(step)
@@ -212,12 +212,11 @@ class DecodeNode:
         # The loads are summed over all transfers: not in a turn in which nobody waits.
         while self._scheduler.num_queued and (grant := self._scheduler.admit(self._loads())) is not None:
             request = grant.entry.request
+            if grant.node_id is not None:  # first, so that the prefill node begins while the row is mirrored
+                pages = request.page_ids[: self._engine.layout.pages_for(request.prompt_len)]
+                transfer_id = self._endpoint.grant(grant.node_id, request.prompt_ids, request.sampling, pages)
+                self._scheduler.granted(grant.entry, transfer_id, now)
             self._engine.runner.grant(request)
-            if grant.node_id is None:
-                continue
-            pages = request.page_ids[: self._engine.layout.pages_for(request.prompt_len)]
-            transfer_id = self._endpoint.grant(grant.node_id, request.prompt_ids, request.sampling, pages)
-            self._scheduler.granted(grant.entry, transfer_id, now)
 
     def _loads(self) -> list[PrefillLoad]:
         return [

@@ -63,7 +63,7 @@ def decode_sizes(max_running: int) -> tuple[int, ...]:
 
 
 def extend_sizes(most_tokens: int) -> tuple[int, ...]:
-    """Return the tokens of steps of prompts to capture: up to `most_tokens`, which a single prompt can have."""
+    """Return the tokens of steps of prompts to capture; a single prompt can have `most_tokens`."""
     return tuple(size for size in _EXTEND_SIZES if size <= most_tokens)
 
 
