@@ -28,6 +28,7 @@ from common.config import (
     ChildConfig,
     ClientConfig,
     DecodeConfig,
+    DrainConfig,
     EngineConfig,
     GatewayConfig,
     ListenConfig,
@@ -46,7 +47,7 @@ from common.gpus import check_device, count_gpus, wants_gpu
 from common.lifeline import Lifeline
 from common.log import set_up_logging
 from common.messages import Role
-from common.small_machine import share_cores
+from common.supervision.small_machine import share_cores
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -104,7 +105,7 @@ def _process(values: dict[str, Any]) -> Iterator[Lifeline]:
     set_up_logging(pick(LogConfig, values))
     parent_fd = pick(ChildConfig, values).parent_fd
     if parent_fd is not None:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, and sends SIGTERM
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, and ends us
     with closing(Lifeline(parent_fd)) as lifeline:
         yield lifeline
 
@@ -158,7 +159,16 @@ def baton() -> None:
 
 @baton.command()
 @takes_model
-@options(SupervisorConfig, GatewayConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig)
+@options(
+    SupervisorConfig,
+    GatewayConfig,
+    ModelConfig,
+    EngineConfig,
+    TransferConfig,
+    DecodeConfig,
+    DrainConfig,
+    LogConfig,
+)
 @click.option(
     "--ask",
     envvar="BATON_ASK",
@@ -166,8 +176,8 @@ def baton() -> None:
 )
 def serve(ask: str | None, **values: Any) -> int:
     """Run a whole server on this machine, until Ctrl-C."""
-    from common.serve import Launch, ServeConfig, serve
-    from common.supervisor import ChildFailed
+    from common.supervision.serve import Launch, ServeConfig, serve
+    from common.supervision.supervisor import ChildFailed
 
     set_up_logging(pick(LogConfig, values))
     env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
@@ -228,7 +238,7 @@ def pull(**values: Any) -> None:
 
 @baton.command()
 @takes_model
-@options(GatewayConfig, ListenConfig, ModelConfig, LogConfig, ChildConfig)
+@options(GatewayConfig, ListenConfig, ModelConfig, DrainConfig, LogConfig, ChildConfig)
 def gateway(**values: Any) -> None:
     """Run the HTTP side alone; nodes join it."""
     with _process(values) as lifeline:
@@ -237,12 +247,12 @@ def gateway(**values: Any) -> None:
         config = replace(config, served_model_name=config.served_model_name or values["model"])
         from gateway.node import run_gateway
 
-        run_gateway(model, config, pick(ListenConfig, values), lifeline)
+        run_gateway(model, config, pick(ListenConfig, values), pick(DrainConfig, values), lifeline)
 
 
 @baton.command()
 @takes_model
-@options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, LogConfig, ChildConfig)
+@options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, DrainConfig, LogConfig, ChildConfig)
 def prefill(**values: Any) -> None:
     """Run a node that computes prompts."""
     with _process(values) as lifeline:
@@ -252,12 +262,14 @@ def prefill(**values: Any) -> None:
         model = _local_model(values)
         from prefill_node.node import run_prefill
 
-        run_prefill(model, engine, transfer, node, lifeline)
+        run_prefill(model, engine, transfer, node, pick(DrainConfig, values), lifeline)
 
 
 @baton.command()
 @takes_model
-@options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig, ChildConfig)
+@options(
+    NodeConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, DrainConfig, LogConfig, ChildConfig
+)
 def decode(**values: Any) -> None:
     """Run a node that produces the tokens after the first."""
     with _process(values) as lifeline:
@@ -269,7 +281,7 @@ def decode(**values: Any) -> None:
         model = _local_model(values)
         from decode_node.node import run_decode
 
-        run_decode(model, engine, transfer, decode, node, lifeline)
+        run_decode(model, engine, transfer, decode, node, pick(DrainConfig, values), lifeline)
 
 
 baton.add_command(bench)
@@ -303,7 +315,7 @@ def prepare(**values: Any) -> None:
     with _process(values) as lifeline:
         from common.engine.chunking import resolve_prefill_budget
         from common.model.spec import load_spec
-        from common.serve import ServeConfig, place_nodes
+        from common.supervision.serve import ServeConfig, place_nodes
 
         engine = pick(EngineConfig, values)
         num_gpus = count_gpus(engine)

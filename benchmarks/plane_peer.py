@@ -20,8 +20,8 @@ from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import Choice, Hello, Role, SharedPool
 from common.node import make_hello
-from common.small_machine import keep_freed_memory
 from common.sockets import Pollable, wait
+from common.supervision.small_machine import keep_freed_memory
 from transfer.planes.cuda_ipc import cuda_pool
 from transfer.sender_endpoint import SenderEndpoint, TransferArrived
 

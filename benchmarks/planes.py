@@ -31,7 +31,7 @@ from benchmarks.plane_receiver import PlaneReceiver, peer
 from benchmarks.report import Report
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.small_machine import keep_freed_memory
+from common.supervision.small_machine import keep_freed_memory
 
 _RAW_FRAME_BYTES = (1 << 20, 4 << 20)
 # The aims hold where bytes take longer than the messages around them.

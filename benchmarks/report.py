@@ -21,7 +21,7 @@ from typing import Any
 import click
 import torch
 
-from common.small_machine import available_cores
+from common.supervision.small_machine import available_cores
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("torch", "transformers", "pyzmq", "numpy", "triton", "flashinfer-python")  # those that are here

@@ -34,7 +34,7 @@ from common.kv.pool import KVPool
 from common.log import set_up_logging
 from common.model.spec import load_spec
 from common.node import PLANES
-from common.small_machine import keep_freed_memory
+from common.supervision.small_machine import keep_freed_memory
 
 _PAGE_SIZE = 16
 _LLAMA = Path(__file__).parent / "llama-3.1-8b"

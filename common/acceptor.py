@@ -39,6 +39,7 @@ class Acceptor(Peering):
         self._choose = choose
         self.socket = FrameSocket.router(context, address)
         self._sessions: dict[bytes, Session] = {}
+        self._answered_last = b""  # the connection of a process of another version
 
     @property
     def address(self) -> str:
@@ -130,6 +131,13 @@ class Acceptor(Peering):
                 continue
             if session.identity != identity or peer.epoch != envelope.epoch:
                 self._feed(session, PeerGone("it connected anew"), now)
+
+    def _met_other_version(self, identity: bytes, reason: str) -> None:
+        """Answer, not each of its greetings: it cannot read the answer, but logs which version that is of."""
+        if identity != self._answered_last:
+            self._answered_last = identity
+            ack = HelloAck(self.local, accepted=False, reason=reason)
+            self.transmit(Envelope(self.epoch, 0, ack), identity)
 
     def _disown(self, identity: bytes) -> None:
         """Tell a process whose link was replaced, and whose connection lives on, to greet anew."""

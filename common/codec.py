@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Union, get_args, get_origin, g
 
 import msgpack
 
-from common.errors import LocalProtocolError, RemoteProtocolError
+from common.errors import LocalProtocolError, OtherVersion, RemoteProtocolError
 
 PROTOCOL_VERSION = 1
 MAX_HEADER_BYTES = 1 << 20
@@ -319,7 +319,7 @@ class Codec:
         if type(raw) is not dict:
             raise RemoteProtocolError("header is no map")
         if raw.get("version") != PROTOCOL_VERSION or type(raw["version"]) is not int:
-            raise RemoteProtocolError(
+            raise OtherVersion(
                 f"protocol version {_show(raw.get('version'))}; this process speaks {PROTOCOL_VERSION}"
             )
         if raw.keys() != {"version", "kind", "epoch", "seq", "fields"}:

@@ -72,14 +72,15 @@ class EngineConfig:
     )
     attention: str = option(
         "auto",
-        "Which code computes attention. On a GPU, in bfloat16 or float16, auto takes flashinfer for prompts, "
-        "where it is installed and heads have 64, 128 or 256, and otherwise kernels of our own (triton); in "
-        "float32 and on a CPU sdpa, the reference.",
+        "Which code computes attention. On a GPU, in bfloat16 or float16, auto takes flashinfer for long "
+        "prompts, where it is installed and heads have 64, 128 or 256, and otherwise kernels of our own "
+        "(triton); in float32 and on a CPU sdpa, the reference.",
         choices=("auto", "flashinfer", "triton", "sdpa"),
     )
     cuda_graphs: str = option(
         "auto",
-        "Replay decode steps as CUDA graphs; auto is on where attention is not sdpa.",
+        "Replay decode steps, and steps of short prompts, as CUDA graphs; auto is on where attention is not "
+        "sdpa.",
         choices=("auto", "on", "off"),
     )
     page_size: int = option(16, "Tokens in a KV page.", minimum=1)
@@ -151,6 +152,13 @@ class GatewayConfig:
     port: int = option(8000, "Port of the HTTP server; 0 lets the system pick one.", minimum=0, maximum=65535)
     served_model_name: str | None = option(None, "Name that clients use for the model [default: MODEL].")
     max_body_mib: int = option(16, "Largest HTTP request body, in MiB; more is answered with 413.", minimum=1)
+    request_timeout: int = option(
+        3600,
+        "Seconds after which a request that has not ended is answered with 504; a request can ask for less "
+        "(its field `timeout`).",
+        minimum=1,
+        maximum=10**9,  # a Submit says it in milliseconds, within the protocol's limits
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +178,18 @@ class ListenConfig:
 
     nodes: str | None = option(
         None, "Address that the gateway binds for its nodes [default: a private ipc socket, printed]."
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DrainConfig:
+    """How long a process takes to leave."""
+
+    drain_grace: int = option(
+        30,
+        "Seconds that requests may go on after SIGTERM; new ones are refused, or go to another node. 0, "
+        "SIGINT and a second signal end at once.",
+        minimum=0,
     )
 
 

@@ -8,6 +8,7 @@
     │   └── LocalProtocolError we broke a transition table of our own
     └── RemoteError            the peer's fault: fail the transfer or the link, never the process
         └── RemoteProtocolError bytes that are no message, or a message that its state does not allow
+            └── OtherVersion    a message of another version of the protocol
 
 Lack of capacity is a value (None, False), never an exception.
 """
@@ -69,3 +70,7 @@ class RemoteError(BatonError):
 
 class RemoteProtocolError(RemoteError):
     """The peer sent something that is not a message, or not one for this state."""
+
+
+class OtherVersion(RemoteProtocolError):
+    """The peer speaks another version of the protocol; the text names both."""

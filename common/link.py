@@ -22,7 +22,7 @@ from typing import Any
 
 from common.codec import Envelope
 from common.errors import LocalProtocolError
-from common.messages import Hello, HelloAck, Role, Status
+from common.messages import Hello, HelloAck, Role, Stats, Status
 
 HELLO_RETRY_S = 1.0
 REFUSED_RETRY_S = 10.0
@@ -223,6 +223,8 @@ class Link:
         self._next_seq = 1
         self._peer_epoch: int | None = None
         self._last_seq_seen = 0
+        self._last_news_seq = 0
+        self._peer_has_seen = 0
         self._status_due_s = now
         self._greet_due_s = now
         self.state = LinkState.GREETING
@@ -237,6 +239,11 @@ class Link:
             case LinkState.DOWN:
                 return None
 
+    @property
+    def is_heard(self) -> bool:
+        """The peer has said, by a Status, that it read all that was sent; what we say once a second aside."""
+        return self._peer_has_seen >= self._last_news_seq
+
     def send(self, message: Any) -> tuple[Transmit, int]:
         """Number a message; returns it and its sequence number.
 
@@ -247,6 +254,8 @@ class Link:
             raise LocalProtocolError(f"send on a link that is {self.state.name}")
         if isinstance(message, Status):
             message = replace(message, last_seq_seen=self._last_seq_seen)
+        elif not isinstance(message, Stats):
+            self._last_news_seq = self._next_seq
         return self._transmit(message), self._next_seq - 1
 
     def handle(self, input_: Input, now: float) -> tuple[Output, ...]:
@@ -304,6 +313,8 @@ class Link:
             return (Discard("messages_of_another_epoch"),)
         if envelope.seq <= self._last_seq_seen:
             return (Discard("messages_duplicate"),)
+        if isinstance(message, Status):
+            self._peer_has_seen = message.last_seq_seen
         lost = envelope.seq - self._last_seq_seen - 1
         self._last_seq_seen = envelope.seq
         return (Discard("messages_lost"),) * min(lost, 1) + (Deliver(message),)

@@ -30,6 +30,9 @@ _U64 = Annotated[int, Range(0, U64_MAX)]
 _Id = Annotated[int, Range(1, 2**63 - 1)]
 _Ms = Annotated[float, Range(0, 1e12)]
 _HttpStatus = Annotated[int, Range(400, 599)]
+_TimeoutMs = Annotated[int, Range(1, 10**12)]
+
+NODE_DRAINING = "node_draining"  # the code of `Refused` that sends a request to another decode node
 
 
 def int32s(values: Iterable[int] = ()) -> IntArray:
@@ -117,6 +120,7 @@ class Status:
     running: int = 0
     steps: int = 0  # batches computed since start
     usable: bool = False  # of a decode node: it can take a request now
+    draining: bool = False  # of a node: it takes no new work, and leaves when it has done what it has
     total_bytes: int = 0  # P: KV bytes sent on this link; D: bytes it may send in all
 
 
@@ -147,6 +151,7 @@ class Submit:
     request_id: _Id
     sampling: SamplingParams
     prompt_ids: Int32s = field(default_factory=int32s)
+    timeout_ms: _TimeoutMs | None = None  # from D's receipt on, by D's clock; then it ends with 504
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ import zmq
 
 from common.config import NodeConfig, TransferConfig
 from common.connector import Connector
+from common.drain import Drain
 from common.errors import ConfigError
 from common.host import this_process
 from common.kv.layout import KVLayout
@@ -42,12 +43,18 @@ class NodeLoop(Protocol):
     def deadline(self) -> float | None:
         """When `turn` has something to do at the latest."""
 
+    def drain(self) -> None:
+        """Take no new work from now on, and say so."""
+
+    def is_drained(self) -> bool:
+        """Say whether all that was taken is finished, and who waits for it knows."""
+
     def close(self) -> None:
         """Close all sockets."""
 
 
-def run_loop(loop: NodeLoop, lifeline: Lifeline) -> None:
-    """Run a node until SIGTERM, SIGINT or its supervisor's end."""
+def run_loop(loop: NodeLoop, lifeline: Lifeline, drain_grace_s: float) -> None:
+    """Run a node until it is told to end and has finished what it has (drain.py), or its supervisor ends."""
     # What is here now stays: a walk of the collector over torch and a model takes a tenth of a second, in
     # which no step would be launched.
     gc.collect()
@@ -55,16 +62,22 @@ def run_loop(loop: NodeLoop, lifeline: Lifeline) -> None:
     with StopSignals() as signals:
         lifeline.ready()
         alive_due_s = time.monotonic()
+        drain = Drain(drain_grace_s)
         try:
-            while signals.take() is None:
+            while True:
                 now = time.monotonic()
+                if (signum := signals.take()) is not None and drain.told(signum, now):
+                    log.info("told to end: no new work, and at most %g s for what is here", drain_grace_s)
+                    loop.drain()
+                if drain.is_over(now, loop.is_drained):
+                    break
                 if now >= alive_due_s:
                     lifeline.alive()
                     alive_due_s = now + ALIVE_EVERY_S
                 if loop.turn(now):
                     continue
-                deadline = loop.deadline()
-                wake_s = alive_due_s if deadline is None else min(alive_due_s, deadline)
+                deadlines = (alive_due_s, loop.deadline(), drain.deadline_s)
+                wake_s = min(d for d in deadlines if d is not None)
                 wait([signals.fileno(), *loop.pollables()], wake_s - time.monotonic())
         finally:
             loop.close()

@@ -37,6 +37,12 @@ class Peer:
         """The peer's name."""
         return self.hello.node_id
 
+    @property
+    def has_heard(self) -> bool:
+        """It is known to have read all that it was sent, or is gone."""
+        link = self.session.link
+        return link.state is not LinkState.UP or link.is_heard
+
     def send(self, message: Any) -> int:
         """Send; returns the sequence number. To a peer that is down it goes nowhere (0)."""
         return self.session.send(message)

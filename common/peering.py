@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from common.codec import Envelope
-from common.errors import RemoteProtocolError
+from common.errors import OtherVersion, RemoteProtocolError
 from common.link import (
     Deliver,
     Discard,
@@ -80,6 +80,9 @@ class Peering:
         """A session's link went down; forget it, or start again."""
         raise NotImplementedError
 
+    def _met_other_version(self, identity: bytes, reason: str) -> None:
+        """A process of another version spoke; that was logged."""
+
     # Shared -----------------------------------------------------------------------------------------------
 
     def _feed(self, session: Session, input_: Input, now: float) -> None:
@@ -133,6 +136,8 @@ class Peering:
             count = self.counters["messages_rejected"]
             if count & (count - 1) == 0:  # 1, 2, 4, 8, ...: a flood must not fill the disk
                 log.warning("%s: rejected message no. %d: %s", self.local.node_id, count, error)
+            if isinstance(error, OtherVersion):
+                self._met_other_version(received.identity, str(error))
             return None
 
     def _place_for(self, session: Session | None, first: bytes) -> Sequence[memoryview] | None:

@@ -6,6 +6,7 @@ wherever it is drawn. Stop *strings* are not here: text exists in the gateway al
 
 from __future__ import annotations
 
+from array import array
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
@@ -114,6 +115,7 @@ class Request:
     row: int = 0
     page_ids: tuple[int, ...] = ()
     outputs: list[int] = field(default_factory=list)  # output tokens that the host has seen
+    resumed_ids: IntArray | None = None  # prompt + outputs[:-1] of a request that was retracted
 
     @property
     def max_len(self) -> int:
@@ -121,9 +123,26 @@ class Request:
         return self.prompt_len + self.sampling.max_tokens
 
     @property
+    def fill_ids(self) -> IntArray:
+        """What EXTEND computes before the request decodes: the prompt, and after a retraction more."""
+        return self.prompt_ids if self.resumed_ids is None else self.resumed_ids
+
+    @property
+    def fill_len(self) -> int:
+        """Their number; the prompt is not read for it."""
+        return self.prompt_len if self.resumed_ids is None else len(self.resumed_ids)
+
+    @property
     def is_prefilled(self) -> bool:
-        """The prompt's KV is there; the request decodes."""
-        return self.computed_len >= self.prompt_len
+        """What EXTEND has to compute is there; the request decodes."""
+        return self.computed_len >= self.fill_len
+
+    def retract(self) -> None:
+        """Forget the KV, which has to be computed again: not of the last output, which has none yet."""
+        filled = array("i", self.prompt_ids)
+        filled.extend(self.outputs[:-1])
+        self.resumed_ids = filled
+        self.computed_len = 0
 
     @property
     def wants_decode(self) -> bool:

@@ -6,6 +6,7 @@ read where the loop is ready for it.
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import socket
 from types import FrameType, TracebackType
@@ -50,9 +51,9 @@ class StopSignals:
         return self._ours.fileno()
 
     def take(self) -> int | None:
-        """Return the first stop signal that came since the last time, None if there was none."""
-        try:
-            signums = self._ours.recv(4096)
-        except BlockingIOError:
-            return None
-        return next((s for s in signums if s in STOP_SIGNALS), None)
+        """Return the next stop signal that came, None if there is none: a second one says something else."""
+        with contextlib.suppress(BlockingIOError):
+            while signums := self._ours.recv(1):
+                if signums[0] in STOP_SIGNALS:
+                    return signums[0]
+        return None

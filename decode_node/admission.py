@@ -1,16 +1,22 @@
 """Who may enter, and which prefill node computes for whom. Pure.
 
-First come, first served, and bounded. A request enters when pages for prompt + max_tokens are free: it can
-then always finish. A prefill node is kept at most max(one request, 2 x its budget) tokens ahead: what waits
-longer waits here, without pages, so that pages do not idle behind its queue.
+First come, first served, and bounded; who was in already comes before all others, the oldest first. A request
+enters when there are pages for its prompt and for everybody's near future (`may_enter`): few reach
+max_tokens, so reserving all of it would leave most of the pool idle. Who then finds no page sits out, or is
+retracted (running.py). A prefill node is kept at most max(one request, 2 x its budget) tokens ahead: what
+waits longer waits here, without pages, so that pages do not idle behind its queue.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
+
+from common.request import Request
+
+NEAR_TOKENS = 256  # of each answer's future, kept free at admission
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -21,7 +27,7 @@ class AdmissionQueue(Generic[K, V]):
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
-        self._again: OrderedDict[K, V] = OrderedDict()  # were in already; before all others
+        self._again: dict[K, tuple[int, V]] = {}  # were in already; before all others
         self._waiting: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:
@@ -35,17 +41,42 @@ class AdmissionQueue(Generic[K, V]):
         self._waiting[key] = item
         return True
 
-    def append_again(self, key: K, item: V) -> None:
-        """Queue a request that was in already: before those that were not, and without a bound."""
-        self._again[key] = item
+    def append_again(self, key: K, item: V, age: int) -> None:
+        """Queue a request that was in already: before those that were not, by age, and without a bound."""
+        self._again[key] = (age, item)
 
     def first(self) -> V | None:
         """The request whose turn it is."""
-        return next(iter((self._again or self._waiting).values()), None)
+        if self._again:
+            return min(self._again.values(), key=lambda queued: queued[0])[1]
+        return next(iter(self._waiting.values()), None)
 
-    def remove(self, key: K) -> V | None:
+    def remove(self, key: K) -> None:
         """Take a request out, wherever it stands."""
-        return self._again.pop(key, None) or self._waiting.pop(key, None)
+        self._again.pop(key, None)
+        self._waiting.pop(key, None)
+
+
+def may_enter(request: Request, holders: Iterable[Request], free_pages: int, page_size: int) -> bool:
+    """Say whether a request may be given the pages of its prompt.
+
+    Beside them there must be room for the next NEAR_TOKENS tokens of everybody, this one included, and for
+    all that the one may still need who may need most: so somebody can always go on to the end.
+
+    Args:
+        request: holds nothing yet.
+        holders: requests that hold pages, or are about to get some.
+        free_pages: that can be given out now.
+        page_size: tokens of a page.
+    """
+    need = -(-request.fill_len // page_size)
+    near = far = 0
+    for each in (*holders, request):
+        start = max(each.computed_len, each.fill_len)
+        held = len(each.page_ids) or -(-start // page_size)
+        near += max(0, -(-min(each.max_len, start + NEAR_TOKENS) // page_size) - held)
+        far = max(far, -(-each.max_len // page_size) - held)
+    return free_pages >= need + max(near, far)
 
 
 @dataclass(frozen=True, slots=True)

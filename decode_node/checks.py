@@ -6,6 +6,7 @@ for a request now is not asked here.
 
 from __future__ import annotations
 
+from common.messages import NODE_DRAINING
 from common.request import Request
 from decode_node.entry import RefusedOut, RequestKey
 
@@ -35,6 +36,12 @@ def check_request(
             param="max_tokens",
         )
     return None
+
+
+def node_is_draining(key: RequestKey) -> RefusedOut:
+    """Send a request back to the gateway: it knows another decode node, or has its client come again."""
+    text = "the decode node is about to leave"
+    return RefusedOut(key, 503, text, code=NODE_DRAINING, retry_after_s=RETRY_AFTER_S)
 
 
 def check_prefill(key: RequestKey, request: Request, longest_prompt: int | None) -> RefusedOut | None:

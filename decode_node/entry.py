@@ -22,7 +22,7 @@ class RequestKey:
 class Phase(Enum):
     """Where a request is."""
 
-    QUEUED = auto()
+    QUEUED = auto()  # also what was retracted
     TRANSFERRING = auto()
     PREFILLING = auto()
     ARRIVED = auto()
@@ -37,6 +37,7 @@ class Entry:
     key: RequestKey
     request: Request
     submitted_s: float
+    age: int = 0  # place in the order of arrival
     phase: Phase = Phase.QUEUED
     lease: Lease | None = None
     transfer_id: int | None = None

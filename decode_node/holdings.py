@@ -1,8 +1,8 @@
 """The pages and the rows of a decode node, and who holds them. Pure.
 
-A request gets its pages and a row together, and they come back once, behind the fence of the step that may
-still touch them. Pages that a prefill node may still be writing are quarantined until it is known that nobody
-does. Knows no phase and no queue.
+A request gets pages and a row together, and more pages as it decodes; all come back once, behind the fence of
+the step that may still touch them. Pages that a prefill node may still be writing are quarantined until it is
+known that nobody does. Knows no phase and no queue.
 """
 
 from __future__ import annotations
@@ -30,21 +30,28 @@ class Holdings:
         self._rows = FencedFreeList(range(1, num_rows + 1))
         self._fence = StepFence()
         self._quarantined: dict[int, Lease] = {}
+        self.num_changes = 0  # grows with whatever may have made room
 
     @property
     def num_free_rows(self) -> int:
         """Rows that nobody holds and no step touches."""
         return self._rows.num_free
 
-    def has_room_for(self, num_pages: int) -> bool:
-        """Say whether so many pages and a row are free."""
-        return self._pages.num_free >= num_pages and self._rows.num_free >= 1
+    @property
+    def num_free_pages(self) -> int:
+        """Pages that nobody holds and no step touches."""
+        return self._pages.num_free
+
+    @property
+    def has_step_in_flight(self) -> bool:
+        """A step was launched that is not processed: pages may come free when it is."""
+        return self._fence.current != 0
 
     def lease(self, entry: Entry, num_pages: int, use: PageUse) -> None:
         """Give a request pages and a row.
 
         Raises:
-            InvariantError: they are not free; ask `has_room_for` before.
+            InvariantError: they are not free.
         """
         entry.lease = self._pages.allocate(num_pages, use)
         row = self._rows.take(1)
@@ -52,15 +59,25 @@ class Holdings:
             raise InvariantError("pages or a row were free a moment ago")
         entry.request.page_ids, entry.request.row = entry.lease.pages, row[0]
 
+    def grow(self, entry: Entry) -> int | None:
+        """Give a request one page more; returns it, or None when there is none free."""
+        assert entry.lease is not None
+        page = self._pages.grow(entry.lease)
+        if page is not None:
+            entry.request.page_ids = entry.lease.pages
+        return page
+
     def release(self, entry: Entry) -> None:
         """Take back what a request holds, if it holds anything."""
         if entry.lease is not None:
+            self.num_changes += 1
             self._pages.release(entry.lease, fence=self._fence.current)
             self._give_back_row(entry)
 
     def quarantine(self, entry: Entry, transfer_id: int) -> None:
         """Part a request from a transfer that did not end well: its pages rest until they are released."""
         assert entry.lease is not None
+        self.num_changes += 1
         entry.transfer_id = None
         entry.lease.use = PageUse.QUARANTINED
         self._quarantined[transfer_id] = entry.lease
@@ -70,6 +87,7 @@ class Holdings:
         """Nobody writes the pages of that transfer any more; nothing where none are quarantined."""
         lease = self._quarantined.pop(transfer_id, None)
         if lease is not None:
+            self.num_changes += 1
             self._pages.release(lease)
 
     def launch(self) -> int:
@@ -86,8 +104,10 @@ class Holdings:
 
     def pass_fence(self, step_id: int) -> None:
         """Step `step_id` was processed: what rests behind it is free."""
+        before = self._pages.num_free, self._rows.num_free
         self._pages.pass_fence(step_id)
         self._rows.pass_fence(step_id)
+        self.num_changes += before != (self._pages.num_free, self._rows.num_free)
 
     def ledger(self) -> PageLedger:
         """Pages by state."""

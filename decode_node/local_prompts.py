@@ -1,4 +1,4 @@
-"""The prompts that a decode node computes by itself: cut into chunks, beside those that decode. Pure.
+"""Prompts that a decode node computes by itself, and retracted requests, in chunks beside decoding. Pure.
 
 Learns from steps' times, by mixing.py, how large a chunk may be. Knows no page pool and no queue; a request
 is here from its grant until its last chunk was planned, or until it ended.
@@ -55,13 +55,13 @@ class LocalPrompts:
         """Count what was planned for a step of that mode, or that nothing was.
 
         Returns the requests whose prompt ends: they decode from now on. Their tokens are in the relay for the
-        next step, whether or not the host has seen them by then.
+        next step, whether or not the host has seen them by then; those of retracted ones were there before.
         """
         self._planned_last = mode
         advance(plans)
         prefilled = []
         for entry, plan in zip(list(self._entries.values()), plans, strict=False):
-            if plan.start == 0:
+            if plan.start == 0 and not entry.request.outputs:
                 entry.granted_s = now
             if plan.is_last:
                 prefilled.append(self._entries.pop(entry.key))

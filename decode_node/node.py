@@ -9,11 +9,12 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 
 import zmq
 
-from common.config import DecodeConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
+from common.config import DecodeConfig, DrainConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
 from common.device.watch import EventWatch
 from common.engine.loader import Duties, Engine, load_engine
 from common.engine.step_loop import StepLoop
@@ -22,6 +23,7 @@ from common.messages import Abort, PageLedger, Peers, Role, SharedPool, Status, 
 from common.node import GatewayLink, make_hello, run_loop
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
+from common.request import Request
 from common.sockets import Pollable
 from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
@@ -36,7 +38,10 @@ COUNTERS = ("requests_submitted", "requests_aborted", "requests_prebuilt")
 
 
 class DecodeNode:
-    """Runs the scheduler's plans; alone talks to the gateway about a request."""
+    """Runs the scheduler's plans; alone talks to the gateway about a request.
+
+    `clock` is the one that `turn` is given the time of.
+    """
 
     def __init__(
         self,
@@ -47,10 +52,12 @@ class DecodeNode:
         *,
         max_running: int,
         debug_checks: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._colocated = decode.colocated
         self._debug_checks = debug_checks
+        self._clock = clock
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         hello, epoch = make_hello(
             Role.DECODE,
@@ -85,6 +92,7 @@ class DecodeNode:
         self._reconciler = Reconciler()
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
         self._said_usable = False
+        self._granted: list[Request] = []  # in this turn, and not yet mirrored on the device
         self._gateway = GatewayLink(
             self._context,
             node.join,
@@ -92,16 +100,19 @@ class DecodeNode:
             epoch,
             status_of=self._status,
             stats=self._stats,
-            now=time.monotonic(),
+            now=clock(),
         )
 
     def turn(self, now: float) -> bool:
         """Read, admit, launch, process, send."""
         self._loop.wake()
         self._read_gateway(now)
+        for transfer_id in self._scheduler.expire(now):
+            self._endpoint.abort(transfer_id, now)
         self._read_prefill_nodes(now)
         self._flush()  # first tokens and refusals wait neither for the device's work nor for the step
         self._grant(now)
+        self._mirror()
         self._prebuild()
         step = self._scheduler.next_step(now) if self._loop.can_launch else None
         if step is not None:
@@ -109,7 +120,7 @@ class DecodeNode:
         done = step is not None
         for result in self._loop.results(launched=step is not None):
             done = True
-            self._scheduler.process(result.step, result.tokens, time.monotonic())
+            self._scheduler.process(result.step, result.tokens, self._clock())
         self._flush()
         if self._debug_checks:
             self._scheduler.check_invariants()
@@ -122,8 +133,21 @@ class DecodeNode:
 
     def deadline(self) -> float | None:
         """When `turn` has something to do at the latest."""
-        deadlines = (self._gateway.connector.deadline(), self._endpoint.deadline())
+        links = self._gateway.connector.deadline(), self._endpoint.deadline()
+        deadlines = (*links, self._scheduler.deadline())
         return min((d for d in deadlines if d is not None), default=None)
+
+    def drain(self) -> None:
+        """Take no new requests; those without pages go back to the gateway, the others end here."""
+        self._scheduler.drain()
+        self._said_usable = False
+        self._gateway.send_status()
+        self._flush()
+
+    def is_drained(self) -> bool:
+        """Say whether the gateway has heard the end of every request."""
+        peer = self._gateway_peer
+        return self._scheduler.is_idle and (peer is None or peer.has_heard)
 
     def close(self) -> None:
         """Close all sockets."""
@@ -181,6 +205,9 @@ class DecodeNode:
     def _can_prefill(self) -> bool:
         return self._colocated or bool(self._endpoint.ready_nodes())
 
+    def _is_usable(self) -> bool:
+        return self._can_prefill() and not self._scheduler.is_draining
+
     def _longest_prompt(self) -> int | None:
         """Tokens of the longest prompt that somebody can compute; None when nobody is there."""
         if self._colocated:
@@ -204,19 +231,26 @@ class DecodeNode:
                         can_prefill=self._can_prefill(),
                     )
         self._scheduler.prefill_lost(self._longest_prompt())
-        if self._can_prefill() is not self._said_usable and self._gateway_peer is not None:
-            self._said_usable = self._can_prefill()
+        if self._is_usable() is not self._said_usable and self._gateway_peer is not None:
+            self._said_usable = self._is_usable()
             self._gateway.send_status()
 
     def _grant(self, now: float) -> None:
         # The loads are summed over all transfers: not in a turn in which nobody waits.
         while self._scheduler.num_queued and (grant := self._scheduler.admit(self._loads())) is not None:
             request = grant.entry.request
-            if grant.node_id is not None:  # first, so that the prefill node begins while the row is mirrored
+            self._granted.append(request)
+            if grant.node_id is not None:
                 pages = request.page_ids[: self._engine.layout.pages_for(request.prompt_len)]
                 transfer_id = self._endpoint.grant(grant.node_id, request.prompt_ids, request.sampling, pages)
                 self._scheduler.granted(grant.entry, transfer_id, now)
-            self._engine.runner.grant(request)
+
+    def _mirror(self) -> None:
+        """Tell the device what was granted: after prefill nodes were asked, and first tokens are out."""
+        for request in self._granted:
+            if request.row:  # else it ended meanwhile
+                self._engine.runner.grant(request)
+        self._granted.clear()
 
     def _loads(self) -> list[PrefillLoad]:
         return [
@@ -255,7 +289,8 @@ class DecodeNode:
             queued=self._scheduler.num_queued,
             running=self._scheduler.num_running,
             steps=self._loop.num_launched,
-            usable=self._can_prefill(),
+            usable=self._is_usable(),
+            draining=self._scheduler.is_draining,
         )
 
     def _stats(self) -> tuple[PageLedger, dict[str, int]]:
@@ -264,6 +299,8 @@ class DecodeNode:
         counters.update(self._gateway.connector.counters)
         counters["steps"] = self._loop.num_launched
         counters["tokens_sampled"] = self._scheduler.tokens_sampled
+        counters["requests_expired"] = self._scheduler.requests_expired
+        counters["requests_retracted"] = self._scheduler.num_retracted
         return self._scheduler.ledger(), dict(counters)
 
 
@@ -273,9 +310,10 @@ def run_decode(
     transfer: TransferConfig,
     decode: DecodeConfig,
     node: NodeConfig,
+    drain: DrainConfig,
     lifeline: Lifeline,
 ) -> None:
-    """Run a decode node until it is told to stop; `model.model` is a folder.
+    """Run a decode node until it is told to end, and its requests are over; `model.model` is a folder.
 
     Raises:
         ConfigError: the model or a setting does not work here.
@@ -292,4 +330,5 @@ def run_decode(
             debug_checks=engine.debug_checks,
         ),
         lifeline,
+        drain.drain_grace,
     )

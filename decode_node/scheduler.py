@@ -1,38 +1,40 @@
 """The life of a request on a decode node. Pure: no clock, no socket, no tensor.
 
     QUEUED ──pages──► TRANSFERRING ──pages and first token in──► ARRIVED ──PREBUILT──► RUNNING ──► ENDED
-       └────pages───► PREFILLING (this node prefills by itself) ──last chunk launched────▲
+       ├────pages───► PREFILLING (this node computes it) ──last chunk launched───────────▲ │
+       └◄──────────────────── retracted: no page was left for the oldest ──────────────────┘
 
-1. `submit` checks a request and queues it; `admit` gives pages for prompt + max_tokens, a row, and, unless
-   this node prefills by itself, a prefill node.
+1. `submit` checks a request and queues it; `admit` gives pages for its prompt, a row, and, unless this node
+   computes it, a prefill node.
 2. `transfer_done` brings the first token. It goes out at once; if it ends the request, nothing is decoded.
 3. `take_prebuilt` makes a PREBUILT batch of those that arrived, as many as may run; `process_prebuilt` puts
    them into the running batch once their first tokens are seeded.
-4. `next_step` plans a DECODE step of all that runs, an EXTEND step of local prompts (local_prompts.py), or a
-   MIXED step of both.
+4. `next_step` plans a DECODE step of all that runs and has a page for its next token (running.py), an EXTEND
+   step of local prompts (local_prompts.py), or a MIXED step of both. Where nobody can go on, the youngest is
+   retracted: it is computed again from its tokens, here, once there is room.
 5. `process` takes a step's tokens. Requests that ended meanwhile are passed over.
 6. Whatever ends a request, in whatever phase: pages and row come back once (holdings.py).
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from common.engine.batch import (
     prepare_for_decode,
     prepare_for_extend,
     prepare_for_mixed,
-    prepare_for_prebuilt,
 )
 from common.errors import InvariantError
 from common.kv.allocator import PageUse
 from common.kv.layout import KVLayout
 from common.messages import Commit, PageLedger, Submit, Timings
+from common.remembered import EarlyAborts
 from common.request import FinishReason, Request, SampledToken
-from decode_node.admission import AdmissionQueue, PrefillLoad, choose_prefill_node
-from decode_node.checks import RETRY_AFTER_S, check_prefill, check_request
+from decode_node.admission import AdmissionQueue, PrefillLoad, choose_prefill_node, may_enter
+from decode_node.checks import RETRY_AFTER_S, check_prefill, check_request, node_is_draining
+from decode_node.deadlines import Deadlines
 from decode_node.entry import (
     DecodeStep,
     Entry,
@@ -47,9 +49,9 @@ from decode_node.entry import (
 )
 from decode_node.holdings import Holdings
 from decode_node.local_prompts import LocalPrompts
+from decode_node.running import Grown, RunningBatch
 
 MAX_ATTEMPTS = 3
-REMEMBERED_ABORTS = 4096
 
 
 @dataclass(eq=False)
@@ -68,20 +70,26 @@ class DecodeScheduler:
     eos_token_ids: tuple[int, ...]
     out: list[Out] = field(default_factory=list)
     tokens_sampled: int = 0
+    requests_expired: int = 0
+    is_draining: bool = False
+    num_retracted: int = 0
     _holdings: Holdings = field(init=False)
     _queue: AdmissionQueue[RequestKey, Entry] = field(init=False)
     _entries: dict[RequestKey, Entry] = field(default_factory=dict)
+    _deadlines: Deadlines[RequestKey] = field(default_factory=Deadlines)
     _of_transfer: dict[int, Entry] = field(default_factory=dict)
     _prefilling: LocalPrompts = field(init=False)
-    _arrived: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
-    _running: OrderedDict[RequestKey, Entry] = field(default_factory=OrderedDict)
-    _early_aborts: OrderedDict[RequestKey, None] = field(default_factory=OrderedDict)
+    _running: RunningBatch = field(init=False)
+    _early_aborts: EarlyAborts[RequestKey] = field(default_factory=EarlyAborts)
+    _num_submitted: int = 0
+    _refused_at: tuple[Entry, int] | None = None  # who was not let in, and at which change of the holdings
 
     def __post_init__(self) -> None:
         """Make what depends on the sizes."""
         self._holdings = Holdings(self.num_pages, self.num_rows)
         self._queue = AdmissionQueue(self.max_queued)
         self._prefilling = LocalPrompts(self.layout.page_size, self.prefill_budget)
+        self._running = RunningBatch(self.max_running, self.layout.page_size)
 
     # Coming in ----------------------------------------------------------------------------------------------
 
@@ -90,17 +98,18 @@ class DecodeScheduler:
 
         `longest_prompt`: tokens that somebody can compute, None when nobody is there.
         """
-        if key in self._early_aborts:
-            del self._early_aborts[key]
+        if self._early_aborts.take(key) or key in self._entries:
             return
-        if key in self._entries:
+        if self.is_draining:
+            self.out.append(node_is_draining(key))
             return
         request = Request(submit.prompt_ids, submit.sampling, len(submit.prompt_ids))
         most = min(self.context_length, self.num_pages * self.layout.page_size)
         refusal = check_request(key, request, vocab_size=self.vocab_size, most_tokens=most)
         if refusal is None:
             refusal = check_prefill(key, request, longest_prompt)
-        entry = Entry(key, request, now)
+        self._num_submitted += 1
+        entry = Entry(key, request, now, age=self._num_submitted)
         if refusal is None and not self._queue.try_append(key, entry):
             refusal = RefusedOut(
                 key, 429, f"{self.max_queued} requests are waiting already", retry_after_s=RETRY_AFTER_S
@@ -109,29 +118,43 @@ class DecodeScheduler:
             self.out.append(refusal)
             return
         self._entries[key] = entry
+        if submit.timeout_ms is not None:
+            self._deadlines.set(key, now + submit.timeout_ms / 1000)
+
+    def drain(self) -> None:
+        """Take no new requests, and hand back those that hold nothing here and have no token yet."""
+        self.is_draining = True
+        for entry in list(self._entries.values()):
+            if entry.phase is Phase.QUEUED and not entry.request.outputs:
+                self.out.append(node_is_draining(entry.key))
+                self._end(entry)
+
+    @property
+    def is_idle(self) -> bool:
+        """There is no request here."""
+        return not self._entries
 
     def admit(self, prefill_nodes: Sequence[PrefillLoad]) -> Grant | None:
         """Give the first in the queue what it needs, if that is there; to be called until it says None."""
         entry = self._queue.first()
         if entry is None:
             return None
-        need = self.layout.pages_for(entry.request.max_len)
-        if not self._holdings.has_room_for(need):
+        if not self._has_room_for(entry):
             return None
-        node_id = None
-        if not self.colocated:
-            node_id = choose_prefill_node(prefill_nodes, entry.request.prompt_len)
-            if node_id is None:
-                return None
-        self._queue.remove(entry.key)
-        if self.colocated:
+        need = self.layout.pages_for(entry.request.fill_len)
+        if self.colocated or entry.request.outputs:  # a retracted one: it never needs a prefill node again
+            self._queue.remove(entry.key)
             self._holdings.lease(entry, need, PageUse.ACTIVE)
             entry.phase = Phase.PREFILLING
             self._prefilling.append(entry)
-        else:
-            self._holdings.lease(entry, need, PageUse.INCOMING)
-            entry.phase = Phase.TRANSFERRING
-            entry.attempts += 1
+            return Grant(entry, None)
+        node_id = choose_prefill_node(prefill_nodes, entry.request.prompt_len)
+        if node_id is None:
+            return None
+        self._queue.remove(entry.key)
+        self._holdings.lease(entry, need, PageUse.INCOMING)
+        entry.phase = Phase.TRANSFERRING
+        entry.attempts += 1
         return Grant(entry, node_id)
 
     def granted(self, entry: Entry, transfer_id: int, now: float) -> None:
@@ -160,8 +183,7 @@ class DecodeScheduler:
             transfer_ms=max(0.0, (now - entry.granted_s) * 1000 - remote_ms),
         )
         entry.request.num_sampled = 1
-        entry.phase = Phase.ARRIVED
-        self._arrived[entry.key] = entry
+        self._running.arrive(entry)
         assert entry.lease is not None
         entry.lease.use = PageUse.ACTIVE
         self._take_token(entry, SampledToken(choice.first_token, choice.logprobs), choice.finish)
@@ -176,7 +198,7 @@ class DecodeScheduler:
         self._holdings.quarantine(entry, transfer_id)
         if retryable and can_prefill and entry.attempts < MAX_ATTEMPTS:
             entry.phase = Phase.QUEUED
-            self._queue.append_again(entry.key, entry)
+            self._queue.append_again(entry.key, entry, entry.age)
             return
         self._fail(entry, status, reason)
 
@@ -190,51 +212,46 @@ class DecodeScheduler:
         `longest_prompt`: tokens that one of those left can compute, None when nobody is left. A longer one at
         the head of the queue would block all behind it.
         """
-        while (entry := self._queue.first()) is not None and (
-            longest_prompt is None or entry.request.prompt_len > longest_prompt
+        while (
+            (entry := self._queue.first()) is not None
+            and not entry.request.outputs  # was retracted, and needs none
+            and (longest_prompt is None or entry.request.prompt_len > longest_prompt)
         ):
             self._fail(entry, 503, "no prefill node for it is ready")
 
     def take_prebuilt(self) -> Prebuilt | None:
         """Batch what arrived, as far as it may run; the metadata alone is read."""
-        room = self.max_running - len(self._running)
-        entries = tuple(self._arrived.values())[: max(0, room)]
-        if not entries:
-            return None
-        batch = prepare_for_prebuilt([entry.request for entry in entries], self.layout.page_size)
-        return Prebuilt(batch, entries)
+        return self._running.take_prebuilt()
 
     def process_prebuilt(self, prebuilt: Prebuilt) -> None:
         """The first tokens are seeded: the requests decode with everyone else."""
-        for entry, seq_len in zip(prebuilt.entries, prebuilt.batch.seq_lens, strict=True):
-            entry.request.computed_len = seq_len
-            entry.phase = Phase.RUNNING
-            self._running[entry.key] = self._arrived.pop(entry.key)
+        self._running.merge(prebuilt)
 
     # Steps --------------------------------------------------------------------------------------------------
 
     def next_step(self, now: float) -> DecodeStep | None:
-        """Plan a step, which must then be launched: chunks of local prompts, then all that decode."""
-        decode = [entry for entry in self._running.values() if entry.request.wants_decode]
-        requests = [entry.request for entry in decode]
-        room = self.max_running - len(self._running)
-        plans = self._prefilling.plan(room=room, num_decode=len(decode))
-        if plans and decode:
+        """Plan a step, which must then be launched: chunks of local prompts, then all that can decode."""
+        grown = self._grow()
+        requests = [entry.request for entry in grown.ready]
+        plans = self._prefilling.plan(room=self._running.room, num_decode=len(requests))
+        if plans and requests:
             batch = prepare_for_mixed(plans, requests, self.layout.page_size)
         elif plans:
             batch = prepare_for_extend(plans, self.layout.page_size)
-        elif decode:
+        elif requests:
             batch = prepare_for_decode(requests, self.layout.page_size)
         else:
             return None
+        if grown.new_pages:
+            batch = replace(batch, new_pages=grown.new_pages)
         prefilled = self._prefilling.launch(plans, batch.mode, now)
         for entry in prefilled:
-            entry.phase = Phase.RUNNING
-            self._running[entry.key] = entry
+            self._running.start(entry)
         for request in requests:
             request.computed_len += 1
             request.num_sampled += 1
-        return DecodeStep(self._holdings.launch(), batch, (*prefilled, *decode), now)
+        sampled = (entry for entry in prefilled if not entry.request.outputs)
+        return DecodeStep(self._holdings.launch(), batch, (*sampled, *grown.ready), now)
 
     def process(self, step: DecodeStep, tokens: Sequence[SampledToken], now: float) -> None:
         """Take a step's tokens."""
@@ -264,13 +281,30 @@ class DecodeScheduler:
         """End a request in whatever phase it is; returns a transfer that must be given up too."""
         entry = self._entries.get(key)
         if entry is None:
-            self._early_aborts[key] = None
-            while len(self._early_aborts) > REMEMBERED_ABORTS:
-                self._early_aborts.popitem(last=False)
+            self._early_aborts.remember(key)
             return None
         transfer_id = entry.transfer_id
         self._end(entry)
         return transfer_id
+
+    def expire(self, now: float) -> list[int]:
+        """End what is overdue, in whatever phase; returns the transfers that must be given up too.
+
+        To be called every turn, whether or not anything can be scheduled: this may free the pages for it.
+        """
+        transfers = []
+        for key in self._deadlines.take_overdue(now):
+            entry = self._entries[key]
+            if entry.transfer_id is not None:
+                transfers.append(entry.transfer_id)
+            self.requests_expired += 1
+            took_s, where = now - entry.submitted_s, entry.phase.name.lower()
+            self._fail(entry, 504, f"the request did not end in time: {where} after {took_s:.3g} s")
+        return transfers
+
+    def deadline(self) -> float | None:
+        """When `expire` has something to do."""
+        return self._deadlines.next_s()
 
     def keys_of(self, epoch: int) -> list[RequestKey]:
         """All requests of a gateway."""
@@ -284,7 +318,7 @@ class DecodeScheduler:
     @property
     def num_running(self) -> int:
         """Requests that this node has to make steps for (not those that a prefill node computes)."""
-        return len(self._prefilling) + len(self._arrived) + len(self._running)
+        return len(self._prefilling) + len(self._running)
 
     def ledger(self) -> PageLedger:
         """Pages by state."""
@@ -297,17 +331,44 @@ class DecodeScheduler:
             InvariantError: they contradict themselves.
         """
         self._holdings.check_invariants(self._entries.values())
-        placed = (
-            len(self._queue)
-            + len(self._of_transfer)
-            + len(self._prefilling)
-            + len(self._arrived)
-            + len(self._running)
-        )
+        placed = len(self._queue) + len(self._of_transfer) + len(self._prefilling) + len(self._running)
         if placed != len(self._entries):
             raise InvariantError(f"{placed} requests in the phases, {len(self._entries)} in all")
 
     # --------------------------------------------------------------------------------------------------------
+
+    def _has_room_for(self, entry: Entry) -> bool:
+        """Ask `may_enter`, but not again while nothing came free: what runs only takes."""
+        asked = entry, self._holdings.num_changes
+        if asked == self._refused_at or self._holdings.num_free_rows < 1:
+            return False
+        holders = (e.request for e in self._entries.values() if e.lease is not None)
+        if may_enter(entry.request, holders, self._holdings.num_free_pages, self.layout.page_size):
+            return True
+        self._refused_at = asked
+        return False
+
+    def _grow(self) -> Grown:
+        """Find pages for the next tokens; retract the youngest as long as nobody can go on."""
+        while True:
+            grown = self._running.grow(self._holdings)
+            # A step in flight may end somebody; chunks get on without new pages.
+            chunks = len(self._prefilling) > 0 and self._running.room > 0
+            if grown.ready or not grown.num_blocked or chunks or self._holdings.has_step_in_flight:
+                return grown
+            entry = self._running.youngest()
+            if entry is None:
+                return grown  # alone, and others' pages are on their way back
+            self._retract(entry)
+
+    def _retract(self, entry: Entry) -> None:
+        """Take a request's pages. No step of it is in flight: its outputs are all known."""
+        self._running.discard(entry.key)
+        self._holdings.release(entry)
+        entry.request.retract()
+        entry.phase = Phase.QUEUED
+        self._queue.append_again(entry.key, entry, entry.age)
+        self.num_retracted += 1
 
     def _note_local_prefill(self, entry: Entry, now: float) -> None:
         entry.arrived_s = now
@@ -330,10 +391,10 @@ class DecodeScheduler:
 
     def _end(self, entry: Entry) -> None:
         del self._entries[entry.key]
+        self._deadlines.discard(entry.key)
         self._queue.remove(entry.key)
         self._prefilling.discard(entry.key)
-        for phase in (self._arrived, self._running):
-            phase.pop(entry.key, None)
+        self._running.discard(entry.key)
         if entry.transfer_id is not None:
             self._of_transfer.pop(entry.transfer_id, None)
             self._holdings.quarantine(entry, entry.transfer_id)

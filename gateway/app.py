@@ -7,7 +7,6 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Any
 
-import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
@@ -35,6 +34,7 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     429: {"model": ErrorBody, "description": "Too many requests wait; see Retry-After."},
     500: {"model": ErrorBody, "description": "A failure of the server."},
     503: {"model": ErrorBody, "description": "No nodes to serve it now; see Retry-After."},
+    504: {"model": ErrorBody, "description": "It did not end within its `timeout`, or the server's."},
 }
 
 
@@ -133,7 +133,8 @@ def build_app(
     nodes: Nodes, text: TextPipeline, config: GatewayConfig, model_name: str, limits: ModelLimits
 ) -> FastAPI:
     """Build the application that serves one model."""
-    service = Service(nodes, text, limits, model_name, config.max_body_mib * MIB, RequestMetrics())
+    max_body_bytes, metrics = config.max_body_mib * MIB, RequestMetrics()
+    service = Service(nodes, text, limits, model_name, max_body_bytes, config.request_timeout, metrics)
     routes = Routes(service)
     # Without the pages /docs and /redoc: they load scripts from elsewhere.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
@@ -151,19 +152,3 @@ def build_app(
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_exception)
     return app
-
-
-def build_server(app: FastAPI) -> uvicorn.Server:
-    """Return the server for an application; `await serve(sockets=[bound])` runs it."""
-    return uvicorn.Server(
-        uvicorn.Config(
-            app,
-            http="httptools",
-            ws="none",
-            lifespan="off",
-            access_log=False,
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=1,
-        )
-    )

@@ -9,8 +9,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import time
-from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -19,6 +17,7 @@ from common.acceptor import Acceptor
 from common.codec import IntArray
 from common.errors import RequestRejected
 from common.messages import (
+    NODE_DRAINING,
     Abort,
     Failed,
     Hello,
@@ -28,47 +27,25 @@ from common.messages import (
     Stats,
     StatsRequest,
     Status,
-    Submit,
     Timings,
     Tokens,
 )
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.request import FinishReason, SamplingParams
+from gateway.errors import deadline_exceeded
 from gateway.nodes import NodeSnapshot, RequestStream, TokenEvent
 from gateway.router import Node, Router
+from gateway.stream import Stream
 
 log = logging.getLogger("baton.gateway")
 
 STATS_TIMEOUT_S = 2.0
 RETRY_AFTER_S = 1
+OVERDUE_AFTER_S = 1.0  # beyond a request's deadline: the decode node, which knows more, should say so itself
 
 
-class _Stream:
-    """A request at a decode node (see RequestStream)."""
-
-    def __init__(self, request_id: int, node: Node, abort: Callable[[_Stream], None]) -> None:
-        self.request_id = request_id
-        self.node = node
-        self.received = 0
-        self.open = True
-        self._abort = abort
-        self._events: asyncio.Queue[TokenEvent | RequestRejected] = asyncio.Queue()
-
-    async def next(self) -> TokenEvent:
-        """Wait for more tokens; raises RequestRejected when the request failed."""
-        event = await self._events.get()
-        if isinstance(event, RequestRejected):
-            raise event
-        return event
-
-    def abort(self) -> None:
-        """Give the request up."""
-        if self.open:
-            self._abort(self)
-
-    def put(self, event: TokenEvent | RequestRejected) -> None:
-        """Hand over what came."""
-        self._events.put_nowait(event)
+def _leaving() -> RequestRejected:
+    return RequestRejected("the server is about to stop", status=503, retry_after_s=RETRY_AFTER_S)
 
 
 class NodeClient:
@@ -79,7 +56,7 @@ class NodeClient:
     ) -> None:
         self._acceptor = Acceptor(context, address, hello, epoch, self._status)
         self._router = Router()
-        self._streams: dict[int, _Stream] = {}
+        self._streams: dict[int, Stream] = {}
         self._request_ids = itertools.count(1)
         self._query_ids = itertools.count(1)
         self._queries: dict[int, tuple[Peer, asyncio.Future[Stats]]] = {}
@@ -87,6 +64,7 @@ class NodeClient:
         self._timer: asyncio.TimerHandle | None = None
         self._pidfds: dict[int, int] = {}
         self._is_closed = False
+        self._is_leaving = False
         self._pump_is_due = False
         self._restarts: dict[str, int] = {}
         self._loop.add_reader(self._acceptor.socket.fileno(), self._pump)
@@ -99,18 +77,23 @@ class NodeClient:
 
     # Nodes (the seam) ---------------------------------------------------------------------------------------
 
-    def submit(self, prompt_ids: IntArray, sampling: SamplingParams) -> RequestStream:
+    def submit(
+        self, prompt_ids: IntArray, sampling: SamplingParams, timeout_s: float | None = None
+    ) -> RequestStream:
         """Hand a request to a decode node; raises RequestRejected(503) when there is no usable one."""
+        if self._is_leaving:
+            raise _leaving()
         node = self._router.choose()
         if node is None:
             raise RequestRejected(
                 "no pair of prefill and decode nodes is ready", status=503, retry_after_s=RETRY_AFTER_S
             )
-        stream = _Stream(next(self._request_ids), node, self._abort)
-        seq = node.peer.send(Submit(stream.request_id, sampling, prompt_ids))
+        deadline_s = None if timeout_s is None else self._loop.time() + timeout_s
+        stream = Stream(next(self._request_ids), prompt_ids, sampling, deadline_s, self._abort)
+        if deadline_s is not None:
+            stream.timer = self._loop.call_at(deadline_s + OVERDUE_AFTER_S, self._overdue, stream)
         self._streams[stream.request_id] = stream
-        node.reconciler.opened(stream.request_id, seq)
-        self._pump_soon()
+        self._give_to(node, stream)
         return stream
 
     def capacity_tokens(self) -> int | None:
@@ -123,8 +106,7 @@ class NodeClient:
 
     def stalled(self) -> tuple[str, ...]:
         """Nodes that have work and made no step for 30 s."""
-        now = time.monotonic()
-        return tuple(node.peer.node_id for node in self._router.nodes() if node.is_stalled(now))
+        return self._router.stalled(self._loop.time())
 
     async def snapshot(self) -> tuple[tuple[NodeSnapshot, ...], tuple[str, ...]]:
         """Ask all nodes at once; those that do not answer within 2 s, or are down, are named."""
@@ -154,12 +136,13 @@ class NodeClient:
                     NodeSnapshot(peer.node_id, peer.hello.role, peer.epoch, stats.pages, stats.counters)
                 )
         present = {snapshot.node_id for snapshot in answers} | set(missing)
-        missing += [name for name in self._router.gone(time.monotonic()) if name not in present]
+        missing += [name for name in self._router.gone(self._loop.time()) if name not in present]
         return tuple(answers), tuple(missing)
 
     def counters(self) -> dict[str, int]:
         """The links' counters."""
-        return {"messages_late": 0, "messages_misplaced": 0} | dict(self._acceptor.counters)
+        own = dict.fromkeys(("messages_late", "messages_misplaced", "requests_retried"), 0)
+        return own | dict(self._acceptor.counters)
 
     def restarts(self) -> dict[str, int]:
         """Restarts by role, as the supervisor counts them."""
@@ -172,6 +155,14 @@ class NodeClient:
         if isinstance(restarts := notice.get("restarts"), dict):
             self._restarts = restarts
 
+    def end_requests(self) -> None:
+        """End what is open with an error, and take nothing more: this process is about to leave."""
+        self._is_leaving = True
+        for stream in list(self._streams.values()):
+            stream.node.peer.send(Abort(stream.request_id))
+            self._fail(stream, _leaving())
+        self._pump_soon()
+
     def close(self) -> None:
         """Close all links; what is still open is given up, and nobody is told."""
         self._is_closed = True
@@ -180,21 +171,45 @@ class NodeClient:
             self._loop.remove_reader(fd)
         if self._timer is not None:
             self._timer.cancel()
+        for stream in self._streams.values():
+            stream.stop_timer()
         self._acceptor.close()
 
-    def _abort(self, stream: _Stream) -> None:
+    def _give_to(self, node: Node, stream: Stream) -> None:
+        seq = node.peer.send(stream.given_to(node, self._loop.time()))
+        node.reconciler.opened(stream.request_id, seq)
+        self._pump_soon()
+
+    def _retry(self, stream: Stream, error: RequestRejected) -> None:
+        """Its decode node does not go on: before the first token another may have it, never after."""
+        node = None if stream.received else self._router.choose(stream.tried)
+        if node is None:
+            self._fail(stream, error)
+            return
+        self._acceptor.counters["requests_retried"] += 1
+        stream.node.reconciler.closed(stream.request_id)
+        self._give_to(node, stream)
+
+    def _abort(self, stream: Stream) -> None:
         self._end(stream)
         if self._is_closed:
             return
         stream.node.peer.send(Abort(stream.request_id))
         self._pump_soon()
 
-    def _end(self, stream: _Stream) -> None:
+    def _overdue(self, stream: Stream) -> None:
+        """The decode node is silent about a deadline: it is stopped, or what it said was lost."""
+        self._abort(stream)
+        node_id = stream.node.peer.node_id
+        stream.put(deadline_exceeded(f"the request did not end in time: {node_id} says nothing"))
+
+    def _end(self, stream: Stream) -> None:
         stream.open = False
+        stream.stop_timer()
         self._streams.pop(stream.request_id, None)
         stream.node.reconciler.closed(stream.request_id)
 
-    def _fail(self, stream: _Stream, error: RequestRejected) -> None:
+    def _fail(self, stream: Stream, error: RequestRejected) -> None:
         self._end(stream)
         stream.put(error)
 
@@ -214,7 +229,7 @@ class NodeClient:
         self._pump_is_due = False
         if self._is_closed:
             return
-        now = time.monotonic()
+        now = self._loop.time()
         for event in self._acceptor.poll(now):
             match event:
                 case PeerUp(peer):
@@ -231,7 +246,7 @@ class NodeClient:
             self._timer.cancel()
             self._timer = None
         if (deadline := self._acceptor.deadline()) is not None:
-            self._timer = self._loop.call_later(max(0.0, deadline - time.monotonic()), self._pump)
+            self._timer = self._loop.call_later(max(0.0, deadline - self._loop.time()), self._pump)
 
     def _watch_pidfds(self) -> None:
         pidfds = self._acceptor.pidfds()
@@ -259,12 +274,8 @@ class NodeClient:
             return
         for request_id in node.reconciler.open_ids():
             if (stream := self._streams.get(request_id)) is not None:
-                self._fail(
-                    stream,
-                    RequestRejected(
-                        f"{peer.node_id} is gone: {reason}", status=503, retry_after_s=RETRY_AFTER_S
-                    ),
-                )
+                gone = f"{peer.node_id} is gone: {reason}"
+                self._retry(stream, RequestRejected(gone, status=503, retry_after_s=RETRY_AFTER_S))
         if peer.hello.role is Role.PREFILL:
             self._tell_peers()
 
@@ -280,9 +291,10 @@ class NodeClient:
                 self._refused(node, message)
             case Failed(id=request_id, status=status, reason=reason, retry_after_s=retry_after_s):
                 if (stream := self._stream(node, request_id)) is not None:
-                    self._fail(stream, RequestRejected(reason, status=status, retry_after_s=retry_after_s))
+                    error = RequestRejected(reason, status=status, retry_after_s=retry_after_s)
+                    self._fail(stream, deadline_exceeded(reason) if status == 504 else error)
             case Status():
-                node.take_status(message, now)
+                self._router.take_status(node, message, now)
                 if node.peer.hello.role is Role.DECODE and not message.usable:
                     node.peer.send(Peers(self._router.prefill_infos()))  # the last one may have been lost
                 for request_id in node.reconciler.on_status(message.last_seq_seen, message.open_ids):
@@ -294,7 +306,7 @@ class NodeClient:
             case _:
                 self._acceptor.counters["messages_misplaced"] += 1
 
-    def _stream(self, node: Node, request_id: int) -> _Stream | None:
+    def _stream(self, node: Node, request_id: int) -> Stream | None:
         stream = self._streams.get(request_id)
         if stream is None or stream.node is not node:
             self._acceptor.counters["messages_late"] += 1
@@ -324,16 +336,14 @@ class NodeClient:
 
     def _refused(self, node: Node, message: Refused) -> None:
         if (stream := self._stream(node, message.request_id)) is not None:
-            self._fail(
-                stream,
-                RequestRejected(
-                    message.message,
-                    status=message.status,
-                    code=message.code,
-                    param=message.param,
-                    retry_after_s=message.retry_after_s,
-                ),
+            error = RequestRejected(
+                message.message,
+                status=message.status,
+                code=message.code,
+                param=message.param,
+                retry_after_s=message.retry_after_s,
             )
+            (self._retry if message.code == NODE_DRAINING else self._fail)(stream, error)
 
     def _lost(self, node: Node, request_id: int) -> None:
         node.reconciler.closed(request_id)

@@ -65,6 +65,11 @@ def clipped(text: str) -> str:
     return text if len(text) <= MAX_NAME else text[:MAX_NAME] + "..."
 
 
+def deadline_exceeded(message: str) -> RequestRejected:
+    """Return the failure of a request that did not end within its deadline."""
+    return RequestRejected(message, status=504, code="deadline_exceeded")
+
+
 def unknown_field(param: str) -> RequestRejected:
     """Return the refusal of a field that this API does not have."""
     name = clipped(param)

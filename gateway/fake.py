@@ -11,11 +11,13 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
+from typing import NoReturn
 
 from common.codec import IntArray
 from common.errors import RequestRejected
 from common.messages import PageLedger, Role, Timings
 from common.request import FinishReason, SamplingParams, TokenLogprobs
+from gateway.errors import deadline_exceeded
 from gateway.nodes import NodeSnapshot, TokenEvent
 
 TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, transfer_ms=3.0, first_decode_ms=4.0)
@@ -37,7 +39,8 @@ class Script:
     """How requests go. `tokens` gives the answer, which is repeated until something ends the request.
 
     `score` gives a token's log probabilities, and those of as many likeliest ones as the request wants.
-    `hold_after`, `fail_after`: after so many tokens the request waits forever, or fails with `failure`.
+    `hold_after`, `fail_after`: after so many tokens the request waits for its deadline, or fails with
+    `failure`.
     """
 
     tokens: Callable[[IntArray], Sequence[int]] = echo
@@ -55,9 +58,12 @@ class Script:
 class FakeStream:
     """One request; see `RequestStream`."""
 
-    def __init__(self, nodes: FakeNodes, prompt_ids: IntArray, sampling: SamplingParams) -> None:
+    def __init__(
+        self, nodes: FakeNodes, prompt_ids: IntArray, sampling: SamplingParams, timeout_s: float | None
+    ) -> None:
         self.prompt_ids = prompt_ids
         self.sampling = sampling
+        self.timeout_s = timeout_s
         self.ended = False  # by its finish, its failure or an abort
         self.aborted = False  # before it ended by itself
         self._nodes = nodes
@@ -77,7 +83,7 @@ class FakeStream:
             if self._num_tokens == self._script.hold_after:
                 if token_ids:
                     break
-                await asyncio.Event().wait()
+                await self._hold()
             token_ids.append(next(self._tokens))
             self._num_tokens += 1
             finish = self.sampling.finish_reason(token_ids[-1], self._num_tokens, self._script.eos_token_ids)
@@ -92,6 +98,15 @@ class FakeStream:
         if not self.ended:
             self.aborted = True
             self._end()
+
+    async def _hold(self) -> NoReturn:
+        """Wait for ever, or for the whole timeout: the time before counts as nothing."""
+        try:
+            await asyncio.wait_for(asyncio.Event().wait(), self.timeout_s)
+        except TimeoutError:
+            self._end()
+            raise deadline_exceeded("the request did not end in time") from None
+        raise AssertionError("nobody sets that event")
 
     def _end(self) -> None:
         with self._nodes.changed:
@@ -111,12 +126,14 @@ class FakeNodes:
         self.streams: list[FakeStream] = []  # all that were submitted, in order
         self.changed = threading.Condition()  # notified when a request is submitted or ends
 
-    def submit(self, prompt_ids: IntArray, sampling: SamplingParams) -> FakeStream:
+    def submit(
+        self, prompt_ids: IntArray, sampling: SamplingParams, timeout_s: float | None = None
+    ) -> FakeStream:
         """Start a request, or refuse it as the script says."""
         if self.script.refusal is not None:
             raise self.script.refusal
         with self.changed:
-            stream = FakeStream(self, prompt_ids, sampling)
+            stream = FakeStream(self, prompt_ids, sampling, timeout_s)
             self.streams.append(stream)
             self.changed.notify_all()
         return stream

@@ -1,6 +1,6 @@
 """A call to one of the two generating endpoints, from its body to its last byte.
 
-1. Read the body (bounded), parse it, render and tokenize in a worker thread.
+1. Read the body (bounded), parse it, render and tokenize in a worker thread. From here on its time runs.
 2. Check it against the model and the nodes.
 3. Submit every prompt as a request of its own; all of them or none.
 4. Follow them, and write one body or a stream of chunks.
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -28,7 +29,7 @@ from gateway.answer import Answer, Delta, TextRules
 from gateway.body import parse_object, read_body
 from gateway.disconnect import run_while_connected
 from gateway.endpoints import Endpoint
-from gateway.errors import INTERNAL_ERROR
+from gateway.errors import INTERNAL_ERROR, deadline_exceeded
 from gateway.limits import ModelLimits
 from gateway.metrics import Outcome, RequestMetrics
 from gateway.nodes import Nodes
@@ -50,6 +51,7 @@ class Service:
     limits: ModelLimits
     model_name: str
     max_body_bytes: int
+    request_timeout_s: float
     metrics: RequestMetrics
 
 
@@ -92,9 +94,15 @@ class GenerationCall(Response):
 
     async def _serve(self, body: bytes, reply: Reply) -> None:
         service = self._service
+        now = asyncio.get_running_loop().time()
         request, encode = self._endpoint.parse(parse_object(body))
         check_model(request.model, service.model_name)
-        ids = await asyncio.to_thread(encode, service.text, service.limits.context_length)
+        due_s = now + min(request.timeout or math.inf, service.request_timeout_s)
+        try:
+            async with asyncio.timeout_at(due_s):
+                ids = await asyncio.to_thread(encode, service.text, service.limits.context_length)
+        except TimeoutError:
+            raise deadline_exceeded("the request did not end in time: not yet tokenized") from None
         prompts = check_prompts(
             request, ids, self._endpoint.prompt_param, service.limits, service.nodes.capacity_tokens()
         )
@@ -106,15 +114,16 @@ class GenerationCall(Response):
         )
         try:
             for prompt in prompts:
-                self._submit(prompt, request)
+                self._submit(prompt, request, due_s)
             await (self._stream if request.stream else self._collect)(renderer, reply)
         finally:
             for answer in self._answers:
                 answer.abort()
 
-    def _submit(self, prompt: Prompt, request: GenerationRequest) -> None:
+    def _submit(self, prompt: Prompt, request: GenerationRequest, due_s: float) -> None:
         service = self._service
-        stream = service.nodes.submit(prompt.ids, prompt.sampling)
+        left_s = max(0.0, due_s - asyncio.get_running_loop().time())
+        stream = service.nodes.submit(prompt.ids, prompt.sampling, left_s)
         rules = TextRules(request.stop, request.min_tokens)
         answer = Answer(len(self._answers), prompt.ids, stream, service.text.detokenizer(), rules)
         self._answers.append(answer)

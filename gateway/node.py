@@ -13,7 +13,8 @@ from typing import Any
 
 import zmq
 
-from common.config import GatewayConfig, ListenConfig, ModelConfig
+from common.config import DrainConfig, GatewayConfig, ListenConfig, ModelConfig
+from common.drain import Drain
 from common.host import this_process
 from common.http_port import bind_http
 from common.lifeline import Lifeline
@@ -21,9 +22,10 @@ from common.messages import Hello, Role
 from common.model.spec import ModelSpec, load_spec
 from common.node import ALIVE_EVERY_S, private_address, remove_socket_at_exit
 from common.peer import new_epoch
-from gateway.app import build_app, build_server
+from gateway.app import build_app
 from gateway.client import NodeClient
 from gateway.limits import ModelLimits
+from gateway.server import GatewayServer
 from gateway.text import TextPipeline
 
 log = logging.getLogger("baton.gateway")
@@ -36,6 +38,7 @@ async def _serve(
     text: TextPipeline,
     config: GatewayConfig,
     model_name: str,
+    drain_grace_s: float,
     lifeline: Lifeline,
 ) -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -49,7 +52,8 @@ async def _serve(
 
     lifeline.subscribe(on_notice)
     limits = ModelLimits(spec.context_length, spec.vocab_size)
-    server = build_server(build_app(client, text, config, model_name, limits))
+    app = build_app(client, text, config, model_name, limits)
+    server = GatewayServer(app, Drain(drain_grace_s), client.end_requests)
     port = http.getsockname()[1]
     log.info("listening on http://%s:%d; nodes join %s", config.host, port, client.address)
     lifeline.ready(port=port)
@@ -71,8 +75,10 @@ async def _serve(
         context.destroy(linger=0)
 
 
-def run_gateway(model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig, lifeline: Lifeline) -> None:
-    """Run the gateway until it is told to stop; `model.model` is a folder.
+def run_gateway(
+    model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig, drain: DrainConfig, lifeline: Lifeline
+) -> None:
+    """Run the gateway until it is told to end, and its requests are over; `model.model` is a folder.
 
     Raises:
         ConfigError: the port is taken, or the model folder does not work.
@@ -87,6 +93,6 @@ def run_gateway(model: ModelConfig, gateway: GatewayConfig, listen: ListenConfig
     name = gateway.served_model_name or folder.name
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_serve(http, nodes, spec, text, gateway, name, lifeline))
+            asyncio.run(_serve(http, nodes, spec, text, gateway, name, drain.drain_grace, lifeline))
     finally:
         lifeline.close()

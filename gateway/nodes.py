@@ -54,8 +54,12 @@ class NodeSnapshot:
 class Nodes(Protocol):
     """All prefill and decode nodes, as the HTTP side sees them."""
 
-    def submit(self, prompt_ids: IntArray, sampling: SamplingParams) -> RequestStream:
+    def submit(
+        self, prompt_ids: IntArray, sampling: SamplingParams, timeout_s: float | None = None
+    ) -> RequestStream:
         """Hand a request to a decode node; `prompt_ids` is an array of int32, not empty.
+
+        After `timeout_s` the stream fails with 504, whatever the nodes do; None: never.
 
         Raises:
             RequestRejected: 503 with Retry-After when no pair of nodes is usable.

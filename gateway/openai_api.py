@@ -140,6 +140,7 @@ class GenerationRequest(_Strict):
     ignore_eos: bool = False
     return_token_ids: bool = False
     timings: bool = False
+    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds
     user: str | None = None  # a label; it changes nothing
     stream: bool = False
     stream_options: StreamOptions | None = None

@@ -5,6 +5,7 @@ Round robin over the decode nodes that say they are usable.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from common.messages import PeerInfo, Role, Status
@@ -21,19 +22,24 @@ class Node:
 
     peer: Peer
     progress_s: float  # when it last made a step, or had nothing to do
+    stepped_s: float  # when it last made a step, or came up
     status: Status | None = None
     reconciler: Reconciler = field(default_factory=Reconciler)
 
     def take_status(self, status: Status, now: float) -> None:
         """Note what the node says of itself."""
-        if self.status is None or status.steps != self.status.steps or status.running == 0:
+        if self.status is None or status.steps != self.status.steps:
+            self.progress_s = self.stepped_s = now
+        elif status.running == status.queued == 0:
             self.progress_s = now
         self.status = status
 
     def is_stalled(self, now: float) -> bool:
         """It has work and made no step for 30 s. A node that says nothing may have what we gave it."""
-        has_work = self.status is not None and (self.status.running > 0 or self.reconciler.open_ids())
-        return bool(has_work) and now - self.progress_s > STALLED_AFTER_S
+        status = self.status
+        if status is None or not (status.running or status.queued or self.reconciler.open_ids()):
+            return False
+        return now - self.progress_s > STALLED_AFTER_S
 
 
 class Router:
@@ -47,7 +53,7 @@ class Router:
     def add(self, peer: Peer, now: float) -> Node:
         """A node is up."""
         self._gone.pop(peer.node_id, None)
-        node = self._nodes[peer.node_id] = Node(peer, now)
+        node = self._nodes[peer.node_id] = Node(peer, now, now)
         return node
 
     def remove(self, peer: Peer, now: float) -> Node | None:
@@ -56,7 +62,8 @@ class Router:
         if node is None or node.peer is not peer:
             return None
         del self._nodes[peer.node_id]
-        self._gone[peer.node_id] = now
+        if node.status is None or not node.status.draining:  # who said that it would leave is not missed
+            self._gone[peer.node_id] = now
         return node
 
     def of(self, peer: Peer) -> Node | None:
@@ -72,6 +79,17 @@ class Router:
         """The decode nodes that are up."""
         return [node for node in self._nodes.values() if node.peer.hello.role is Role.DECODE]
 
+    def take_status(self, node: Node, status: Status, now: float) -> None:
+        """Note what a node says of itself; what waits on a decode node may wait for a prefill node."""
+        node.take_status(status, now)
+        if node.peer.hello.role is Role.DECODE and status.running == 0:
+            steps_s = [other.stepped_s for other in self.nodes() if other.peer.hello.role is Role.PREFILL]
+            node.progress_s = max([node.progress_s, *steps_s])
+
+    def stalled(self, now: float) -> tuple[str, ...]:
+        """Names of the nodes that have work and make no steps."""
+        return tuple(node.peer.node_id for node in self.nodes() if node.is_stalled(now))
+
     def capacity_tokens(self) -> int | None:
         """Tokens of the smallest pool of a decode node: `choose` does not ask for a request's size."""
         return min((node.peer.hello.capacity_tokens for node in self.decode_nodes()), default=None)
@@ -85,13 +103,17 @@ class Router:
         )
 
     def gone(self, now: float) -> tuple[str, ...]:
-        """Names of nodes that went down in the last minute and did not come back."""
+        """Names of nodes that died in the last minute and did not come back."""
         self._gone = {name: at for name, at in self._gone.items() if now - at < FORGOTTEN_AFTER_S}
         return tuple(self._gone)
 
-    def choose(self) -> Node | None:
-        """The next usable decode node in turn, or None."""
-        usable = [node for node in self.decode_nodes() if node.status is not None and node.status.usable]
+    def choose(self, tried: Collection[int] = ()) -> Node | None:
+        """The next usable decode node in turn, or None; `tried` are epochs of those that had the request."""
+        usable = [
+            node
+            for node in self.decode_nodes()
+            if node.status is not None and node.status.usable and node.peer.epoch not in tried
+        ]
         if not usable:
             return None
         self._turn += 1

@@ -6,7 +6,7 @@ The only place that knows both the scheduler and the endpoint of a prefill node.
 from __future__ import annotations
 
 import logging
-import time
+from collections.abc import Callable
 
 from common.device.streams import Event
 from common.device.watch import EventWatch
@@ -29,11 +29,16 @@ class Handoff:
     """Moves prompts from the endpoint through the model and back."""
 
     def __init__(
-        self, engine: Engine, scheduler: PrefillScheduler[TransferKey], endpoint: SenderEndpoint
+        self,
+        engine: Engine,
+        scheduler: PrefillScheduler[TransferKey],
+        endpoint: SenderEndpoint,
+        clock: Callable[[], float],
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler
         self._endpoint = endpoint
+        self._clock = clock
         watch = EventWatch(engine.streams.device, "step results")
         self.loop: StepLoop[PrefillStep[TransferKey]] = StepLoop(engine.runner, watch, overlap=engine.overlap)
 
@@ -62,7 +67,7 @@ class Handoff:
         done = step is not None
         for result in self.loop.results(launched=step is not None):
             done = True
-            for ready in self._scheduler.process(result.step, result.tokens, time.monotonic()):
+            for ready in self._scheduler.process(result.step, result.tokens, self._clock()):
                 self._endpoint.first_token(
                     ready.key, ready.choice, queue_ms=ready.queue_ms, prefill_ms=ready.prefill_ms
                 )

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import zmq
 
-from common.config import EngineConfig, ModelConfig, NodeConfig, TransferConfig
+from common.config import DrainConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
 from common.engine.loader import Duties, Engine, load_engine
 from common.lifeline import Lifeline
 from common.messages import PageLedger, Role, Status
@@ -22,7 +23,10 @@ from transfer.transfer_stream import TransferStream
 
 
 class PrefillNode:
-    """A server to decode nodes: it knows transfers, never a client."""
+    """A server to decode nodes: it knows transfers, never a client.
+
+    `clock` is the one that `turn` is given the time of.
+    """
 
     def __init__(
         self,
@@ -32,6 +36,7 @@ class PrefillNode:
         listen: str,
         *,
         debug_checks: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._engine = engine
         self._debug_checks = debug_checks
@@ -59,7 +64,7 @@ class PrefillNode:
             context_length=engine.spec.context_length,
             eos_token_ids=engine.spec.eos_token_ids,
         )
-        self._handoff = Handoff(engine, self._scheduler, self._endpoint)
+        self._handoff = Handoff(engine, self._scheduler, self._endpoint, clock)
         self._gateway = GatewayLink(
             self._context,
             node.join,
@@ -67,7 +72,7 @@ class PrefillNode:
             epoch,
             status_of=self._status,
             stats=self._stats,
-            now=time.monotonic(),
+            now=clock(),
         )
 
     def turn(self, now: float) -> bool:
@@ -91,6 +96,15 @@ class PrefillNode:
         deadlines = (self._gateway.connector.deadline(), self._endpoint.deadline())
         return min((d for d in deadlines if d is not None), default=None)
 
+    def drain(self) -> None:
+        """Take no new transfers; those that are here are finished."""
+        self._endpoint.drain()
+        self._gateway.send_status()
+
+    def is_drained(self) -> bool:
+        """Say whether the decode nodes have heard the end of every transfer."""
+        return self._endpoint.is_drained
+
     def close(self) -> None:
         """Close all sockets."""
         self._handoff.loop.close()
@@ -105,6 +119,7 @@ class PrefillNode:
             queued=self._scheduler.num_queued,
             running=self._scheduler.num_computing,
             steps=self._handoff.loop.num_launched,
+            draining=self._endpoint.is_draining,
         )
 
     def _stats(self) -> tuple[PageLedger, dict[str, int]]:
@@ -120,9 +135,10 @@ def run_prefill(
     engine: EngineConfig,
     transfer: TransferConfig,
     node: NodeConfig,
+    drain: DrainConfig,
     lifeline: Lifeline,
 ) -> None:
-    """Run a prefill node until it is told to stop; `model.model` is a folder.
+    """Run a prefill node until it is told to end, and its transfers are over; `model.model` is a folder.
 
     Raises:
         ConfigError: the model or a setting does not work here.
@@ -130,4 +146,5 @@ def run_prefill(
     listen = node.listen or private_address(node.join, "prefill", lifeline)
     remove_socket_at_exit(listen, lifeline)
     loaded = load_engine(Path(model.model), model, engine, Duties(decodes=False))
-    run_loop(PrefillNode(loaded, transfer, node, listen, debug_checks=engine.debug_checks), lifeline)
+    prefill = PrefillNode(loaded, transfer, node, listen, debug_checks=engine.debug_checks)
+    run_loop(prefill, lifeline, drain.drain_grace)

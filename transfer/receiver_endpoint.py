@@ -97,6 +97,7 @@ class _PrefillNode:
     peer: Peer | None = None
     plane: PlaneReceiver | None = None
     reconciler: Reconciler = field(default_factory=Reconciler)
+    is_draining: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -169,7 +170,8 @@ class ReceiverEndpoint:
 
     def ready_nodes(self) -> list[str]:
         """Prefill nodes that can be given work, the next in turn first."""
-        up = [node_id for node_id, node in self._nodes.items() if node.peer is not None]
+        nodes = self._nodes.items()
+        up = [node_id for node_id, node in nodes if node.peer is not None and not node.is_draining]
         return up[self._turn % len(up) :] + up[: self._turn % len(up)] if up else []
 
     def tokens_ahead(self, node_id: str) -> int:
@@ -296,6 +298,7 @@ class ReceiverEndpoint:
     def _up(self, node: _PrefillNode, peer: Peer) -> None:
         log.info("%s: linked to %s, plane %s", self._local.node_id, peer.node_id, peer.plane)
         node.peer = peer
+        node.is_draining = False
         node.reconciler = Reconciler()
         verify = self._config.verify_pages
         if peer.plane in (SHM, CUDA_IPC):
@@ -351,6 +354,7 @@ class ReceiverEndpoint:
 
     def _status(self, node: _PrefillNode, status: Status, now: float) -> None:
         assert node.plane is not None
+        node.is_draining = status.draining
         try:
             node.plane.on_status(status)
         except RemoteProtocolError as error:

@@ -8,7 +8,7 @@ node's loop; not thread-safe.
 from __future__ import annotations
 
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -19,9 +19,10 @@ from common.codec import IntArray
 from common.config import TransferConfig
 from common.device.streams import DONE, Event, Streams
 from common.kv.pool import KVPool
-from common.messages import Abort, Choice, Credit, Hello, Prefill, Quiesced, Rejected, Status
+from common.messages import Abort, Choice, Credit, Failed, Hello, Prefill, Quiesced, Rejected, Status
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
+from common.remembered import EarlyAborts
 from common.sockets import Pollable
 from transfer import sender as tx
 from transfer.planes.base import PlaneSender
@@ -31,7 +32,6 @@ from transfer.transfer_stream import TransferStream
 
 log = logging.getLogger("baton.transfer")
 
-REMEMBERED_ABORTS = 4096
 COUNTERS = (
     "transfers_started",
     "transfers_rejected",
@@ -119,12 +119,13 @@ class SenderEndpoint:
     ) -> None:
         self._stream = stream or TransferStream(Streams(pool.device))
         self._planes = planes or SenderPlanes(pool, config, self._stream, pool_openers(pool.device))
-        self._early_aborts: OrderedDict[TransferKey, None] = OrderedDict()
+        self._early_aborts: EarlyAborts[TransferKey] = EarlyAborts()
         self._acceptor = Acceptor(context, address, local, epoch, self._status, self._planes.choose)
         self._nodes: dict[int, _DecodeNode] = {}  # by epoch
         self._transfers: dict[TransferKey, _Outgoing] = {}
         self._outputs: list[SenderOutput] = []
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self.is_draining = False
 
     @property
     def address(self) -> str:
@@ -160,6 +161,17 @@ class SenderEndpoint:
         """It cannot be taken at all."""
         self._counters["transfers_rejected"] += 1
         self._feed(key, tx.Reject(status, reason))
+
+    def drain(self) -> None:
+        """Take no more transfers, and tell the decode nodes."""
+        self.is_draining = True
+        for node in self._nodes.values():
+            node.peer.send(self._status(node.peer))
+
+    @property
+    def is_drained(self) -> bool:
+        """No transfer is left, and the decode nodes have read what became of the last."""
+        return not self._transfers and all(node.peer.has_heard for node in self._nodes.values())
 
     # The loop --------------------------------------------------------------------------------------------
 
@@ -233,6 +245,7 @@ class SenderEndpoint:
         return Status(
             last_seq_seen=0,
             open_ids=tuple(key.transfer_id for key in self._transfers if key.epoch == peer.epoch),
+            draining=self.is_draining,
             total_bytes=0 if node is None else node.plane.total_bytes(),
         )
 
@@ -255,12 +268,16 @@ class SenderEndpoint:
     def _arrived(self, node: _DecodeNode, prefill: Prefill) -> None:
         transfer_id = prefill.transfer_id
         key = TransferKey(node.peer.epoch, transfer_id)
-        if key in self._early_aborts:
-            del self._early_aborts[key]
+        if self._early_aborts.take(key):
             self._counters["aborts_before_request"] += 1
             return
         if key in self._transfers:
             self._counters["messages_duplicate"] += 1
+            return
+        if self.is_draining:  # it was on its way, or D missed the Status: it tries another prefill node
+            self._counters["transfers_rejected"] += 1
+            node.peer.send(self._status(node.peer))
+            node.peer.send(Failed(transfer_id, 503, "the prefill node is about to leave"))
             return
         if not node.plane.can_reach(prefill.page_ids):
             self._counters["transfers_rejected"] += 1
@@ -281,9 +298,7 @@ class SenderEndpoint:
             return
         # Over, or not yet here. Answered either way: D waits for it. Remembered beyond the link: its request
         # may still come over an older connection, after D was told that nothing is written any more.
-        self._early_aborts[key] = None
-        while len(self._early_aborts) > REMEMBERED_ABORTS:
-            self._early_aborts.popitem(last=False)
+        self._early_aborts.remember(key)
         node.peer.send(Quiesced(transfer_id))
 
     def _move(self, node: _DecodeNode) -> None:

@@ -15,6 +15,15 @@ from common.attention.blocks import ExtendBlocks
 from common.attention.splits import DecodeSplits
 from common.device.packed import PackedBlock
 
+# Steps of so many prompt tokens at most, none after more, are short: the host takes longer to launch one than
+# the device to compute it. Where attention allows it they are captured as CUDA graphs.
+SHORT_TOKENS = 1024
+
+
+def is_short(seq_lens: Sequence[int], tokens: int) -> bool:
+    """Say whether a step of so many prompt tokens, with requests of these lengths after it, is short."""
+    return tokens <= SHORT_TOKENS and max(seq_lens, default=0) <= SHORT_TOKENS
+
 
 @dataclass(frozen=True, slots=True)
 class StepPlan:
@@ -28,8 +37,9 @@ class StepPlan:
 class AttentionInputs:
     """One step of several requests, whose tokens follow each other in the flat token dimension.
 
-    Requests that extend come first, the `num_decode` that decode (one token each) last. A padded CUDA graph
-    has more requests on the device than the host's tuples: what is over is row 0.
+    Requests that extend come first, the `num_decode` that decode (one token each) last. A padded DECODE step
+    has more requests on the device than the host's tuples: what is over is row 0. (In a padded EXTEND step
+    the tuples have it, too.)
     """
 
     rows: Tensor  # [requests] i64, of the page table

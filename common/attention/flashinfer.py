@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from common.attention.base import AttentionInputs, StepPlan
+from common.attention.base import AttentionInputs, StepPlan, is_short
 from common.attention.triton import TritonAttention
 from common.device.packed import PackedBlock
 from common.kv.pool import KVPool
@@ -29,8 +29,6 @@ from common.kv.pool import KVPool
 log = logging.getLogger("baton.engine")
 
 _WORKSPACE_BYTES = 384 << 20  # flashinfer's own advice is 128 MiB; long prompts in many pieces need more
-# What the host needs to plan flashinfer's kernels takes longer than short prompts take ours.
-_OWN_TOKENS = 1024
 _SLOTS = 4  # pinned workspaces: steps that can be planned before the first one's copy is done
 
 
@@ -113,7 +111,7 @@ class FlashInferAttention:
 
     def can_capture(self, seq_lens: Sequence[int], tokens: int) -> bool:
         """See AttentionBackend: where prompts are ours to attend with, short ones."""
-        return tokens <= _OWN_TOKENS and max(seq_lens, default=0) <= _OWN_TOKENS
+        return is_short(seq_lens, tokens)
 
     def plan(self, inputs: AttentionInputs) -> None:
         """See AttentionBackend."""

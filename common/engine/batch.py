@@ -59,6 +59,8 @@ class ScheduleBatch:
     # EXTEND and MIXED: int32 ids, one view a prompt; the prompts come first in the batch.
     prefill_input_ids_cpu: tuple[memoryview, ...] | None = None
     mix_running_indices: tuple[int, ...] = ()  # MIXED: the rows that decode, last in the batch
+    # Pages that requests got since their grant, for the page table's mirror: (row, column, page).
+    new_pages: tuple[tuple[int, int, int], ...] = ()
 
     @property
     def input_ids(self) -> None:
@@ -107,7 +109,7 @@ def _sample_row(index: int, request: Request) -> SampleRow:
 
 
 def prepare_for_extend(chunks: Sequence[ChunkPlan], page_size: int) -> ScheduleBatch:
-    """Batch the chunks of several prompts; those that end their prompt sample a token."""
+    """Batch the chunks of several prompts; those that end their prompt for the first time sample a token."""
     requests = [chunk.request for chunk in chunks]
     return ScheduleBatch(
         mode=ForwardMode.EXTEND,
@@ -119,10 +121,10 @@ def prepare_for_extend(chunks: Sequence[ChunkPlan], page_size: int) -> ScheduleB
         extend_num_tokens=sum(chunk.end - chunk.start for chunk in chunks),
         page_ids=tuple(request.page_ids for request in requests),
         sample_rows=tuple(
-            _sample_row(index, chunk.request) for index, chunk in enumerate(chunks) if chunk.is_last
+            _sample_row(index, chunk.request) for index, chunk in enumerate(chunks) if chunk.samples
         ),
         prefill_input_ids_cpu=tuple(
-            memoryview(chunk.request.prompt_ids)[chunk.start : chunk.end] for chunk in chunks
+            memoryview(chunk.request.fill_ids)[chunk.start : chunk.end] for chunk in chunks
         ),
     )
 

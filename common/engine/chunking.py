@@ -31,6 +31,7 @@ class ChunkPlan:
     start: int
     end: int
     is_last: bool
+    samples: bool  # the last chunk brings a token, unless it was brought before a retraction
     first_page: int  # logical index of page_ids[0]
     page_ids: tuple[int, ...]
 
@@ -45,7 +46,7 @@ def plan_chunks(requests: Iterable[Request], budget: int, page_size: int) -> tup
     chunks: list[ChunkPlan] = []
     room = budget
     for request in requests:
-        start, left = request.computed_len, request.prompt_len - request.computed_len
+        start, left = request.computed_len, request.fill_len - request.computed_len
         if chunks and left > room and budget > SATURATING_TOKENS:
             break  # in one piece, and without a prefix, it is computed faster: in a batch of its own
         size = min(left, room)
@@ -61,6 +62,7 @@ def plan_chunks(requests: Iterable[Request], budget: int, page_size: int) -> tup
                 start=start,
                 end=end,
                 is_last=size == left,
+                samples=size == left and request.resumed_ids is None,
                 first_page=first_page,
                 page_ids=request.page_ids[first_page:end_page],
             )
@@ -73,7 +75,7 @@ def advance(chunks: Iterable[ChunkPlan]) -> None:
     """Count what was planned as launched. After `prepare_for_extend`, which reads the lengths before."""
     for chunk in chunks:
         chunk.request.computed_len = chunk.end
-        if chunk.is_last:
+        if chunk.samples:
             chunk.request.num_sampled += 1
 
 

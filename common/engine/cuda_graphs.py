@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from common.attention.base import SHORT_TOKENS
 from common.device.streams import Streams
 from common.engine.batch import ForwardMode, ScheduleBatch
 from common.engine.future_map import ForwardInputs, GraphBuffers
@@ -26,11 +27,10 @@ from common.model.decoder import Decoder
 log = logging.getLogger("baton.engine")
 
 BLOCK_BYTES = 1 << 18  # of a step's host metadata; what does not fit goes in a block of its own
-MAX_EXTEND_TOKENS = 1024  # longer steps of prompts take the device longer than the host takes to launch them
 _MAX_PROMPTS = 16  # of a captured step
 _EXACT_SIZES = (1, 2, 4)
 _STEPS = ((64, 8), (256, 16), (4096, 64))  # (up to, padded to a multiple of)
-_EXTEND_SIZES = (16, 32, *range(64, MAX_EXTEND_TOKENS + 1, 64))
+_EXTEND_SIZES = (16, 32, *range(64, SHORT_TOKENS + 1, 64))
 
 Resolve = Callable[[ScheduleBatch, GraphBuffers], ForwardInputs]
 
@@ -43,9 +43,9 @@ class GraphSizes:
     extend: tuple[int, ...] = ()  # tokens of a step, ascending
 
     @property
-    def extend_tokens(self) -> int:
-        """Tokens of the largest captured step of prompts."""
-        return self.extend[-1] if self.extend else 0
+    def most_tokens(self) -> int:
+        """Tokens of the largest captured step."""
+        return max((*self.decode, *self.extend), default=0)
 
 
 NO_GRAPHS = GraphSizes()
@@ -62,9 +62,10 @@ def decode_sizes(max_running: int) -> tuple[int, ...]:
     return tuple(sorted(set(sizes)))
 
 
-def extend_sizes(most_tokens: int) -> tuple[int, ...]:
-    """Return the tokens of steps of prompts to capture; a single prompt can have `most_tokens`."""
-    return tuple(size for size in _EXTEND_SIZES if size <= most_tokens)
+def extend_sizes(budget: int, context_length: int) -> tuple[int, ...]:
+    """Return the tokens of steps of prompts to capture: up to a budget, and no prompt beyond the context."""
+    upto = bisect_left(_EXTEND_SIZES, budget) + 1
+    return tuple(size for size in _EXTEND_SIZES[:upto] if size <= context_length)
 
 
 class StepGraphs:
@@ -110,14 +111,11 @@ class StepGraphs:
         started_s = time.monotonic()
         pool = torch.cuda.graph_pool_handle()
         shapes = [
-            (extend_batch(0, size, 1), self._buffers(ForwardMode.EXTEND, size))
-            for size in reversed(self._sizes.extend)
-        ] + [
-            (decode_batch(1, 1), self._buffers(ForwardMode.DECODE, size))
-            for size in reversed(self._sizes.decode)
-        ]
+            (extend_batch(0, (size,), 1), self._buffers(ForwardMode.EXTEND, size))
+            for size in self._sizes.extend
+        ] + [(decode_batch(1, 1), self._buffers(ForwardMode.DECODE, size)) for size in self._sizes.decode]
         with self._streams.forward():
-            for batch, buffers in shapes:
+            for batch, buffers in sorted(shapes, key=lambda shape: -shape[1].tokens):
                 inputs = resolve(batch, buffers)
                 self._forward(
                     inputs, buffers.requests
@@ -136,4 +134,4 @@ class StepGraphs:
 
     def _buffers(self, mode: ForwardMode, size: int) -> GraphBuffers:
         requests = size if mode is ForwardMode.DECODE else _MAX_PROMPTS + 1
-        return GraphBuffers(mode, size, requests, self._block, self._input_ids[:size])
+        return GraphBuffers(mode, size, requests, self._block, self._input_ids[:requests])

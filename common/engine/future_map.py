@@ -60,7 +60,8 @@ class ForwardInputs:
 
     input_ids: Tensor  # [tokens] i64
     attention: AttentionInputs
-    logits_indices: Tensor | None  # [samples] i64: which tokens' logits are wanted; None: all
+    # [samples] i64: which tokens' logits are wanted, and padding behind them in a captured step; None: all
+    logits_indices: Tensor | None
     sample_req_pool_indices: Tensor  # [samples] i64: rows that a token is sampled for
     sampling: SamplingInputs
 
@@ -123,7 +124,13 @@ def resolve_forward_inputs(
     sampled_rows = [batch.req_pool_indices[sample.index] for sample in batch.sample_rows]
     sample_rows = block.add(sampled_rows, np.int64)
     sampling = resolve_sampling(batch.sample_rows, sampled_rows, eos_token_ids, block)
+    new_pages = None
+    if batch.new_pages:
+        places, pages = page_table.places_of(batch.new_pages)
+        new_pages = block.add(places, np.int64), block.add(pages, np.int64)
     block.ship()
+    if new_pages is not None:
+        page_table.set_places(*new_pages)
     match batch.mode:
         case ForwardMode.EXTEND:
             assert prompt_ids is not None

@@ -15,8 +15,7 @@ from common.config import EngineConfig, ModelConfig
 from common.device.memory import free_and_total_bytes, wait_for_memory
 from common.device.streams import Streams
 from common.engine.attention_choice import captures_graphs, choose_attention, make_attention
-from common.engine.batch import ScheduleBatch
-from common.engine.chunking import resolve_max_running, resolve_prefill_budget
+from common.engine.chunking import SATURATING_TOKENS, resolve_max_running, resolve_prefill_budget
 from common.engine.cuda_graphs import NO_GRAPHS, GraphSizes, decode_sizes, extend_sizes
 from common.engine.model_runner import ModelRunner
 from common.engine.sizing import (
@@ -27,7 +26,7 @@ from common.engine.sizing import (
     step_bytes,
     weight_bytes,
 )
-from common.engine.warm_up import GREEDY, decode_batch, extend_batch, mixed_batch
+from common.engine.warm_up import largest_steps
 from common.errors import ConfigError
 from common.gpus import node_gpu
 from common.kv.layout import KVLayout
@@ -49,7 +48,7 @@ class Engine:
     runner: ModelRunner
     num_rows: int
     max_running: int
-    prefill_budget: int  # tokens a batch
+    prefill_budget: int  # tokens a batch; of a decode node: of requests that were retracted
     overlap: bool
 
 
@@ -99,6 +98,8 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
     if on_gpu and config.prefill_budget is None:
         part_bytes = int(free_and_total_bytes(device)[1] * config.gpu_memory_fraction)
         budget = gpu_prefill_budget(spec, dtype, budget, part_bytes, config.page_size)
+    if not duties.prefills:  # only what was retracted is computed here, beside what decodes
+        budget = max(min(budget, SATURATING_TOKENS), config.page_size)
     # A decode node has requests that run, and as many whose pages are on their way.
     num_rows = 2 * max_running if duties.decodes else max_running
     backend = choose_attention(config, spec, dtype, device, prefills=duties.prefills)
@@ -106,11 +107,10 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
     if captures_graphs(config, backend):
         captured = GraphSizes(
             decode=decode_sizes(max_running) if duties.decodes else (),
-            extend=extend_sizes(min(budget, spec.context_length)) if duties.prefills else (),
+            extend=extend_sizes(budget, spec.context_length) if duties.prefills else (),
         )
     # A step of prompts beside requests that decode has both; what graphs work in is theirs alone.
-    tokens = (budget if duties.prefills else 0) + (max_running if duties.decodes else 0)
-    tokens += captured.extend_tokens
+    tokens = budget + (max_running if duties.decodes else 0) + captured.most_tokens
     sizes = StepSizes(tokens=tokens, samples=max_running, rows=num_rows)
     beside_bytes = step_bytes(spec, dtype, sizes, config.page_size)
     if on_gpu:
@@ -133,7 +133,15 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
     )
     if on_gpu:
         with _stage("largest steps, and kernels that had to be built"):
-            runner.warm_up(_largest_steps(spec, config, duties, budget, max_running))
+            runner.warm_up(
+                largest_steps(
+                    decodes=duties.decodes,
+                    budget=budget,
+                    max_running=max_running,
+                    context_length=spec.context_length,
+                    page_size=config.page_size,
+                )
+            )
     log.info(
         "loaded %s as %s on %s: %d pages of %d tokens (%d MiB), %d tokens a prefill batch, attention %s",
         folder.name,
@@ -197,28 +205,6 @@ def _await_memory(
         weight_bytes=weight_bytes,
         beside_bytes=beside_bytes,
     )
-
-
-def _largest_steps(
-    spec: ModelSpec, config: EngineConfig, duties: Duties, budget: int, max_running: int
-) -> list[ScheduleBatch]:
-    page = config.page_size
-    steps = []
-    if duties.prefills:
-        tokens = min(budget, spec.context_length)
-        steps.append(extend_batch(0, tokens, page))
-        # Prompts with a prefix take kernels of their own, and so do short ones.
-        prefixes = {page, min(budget, spec.context_length - page) // page * page}
-        steps += [
-            extend_batch(prefix, min(page, spec.context_length - prefix), page)
-            for prefix in sorted(prefixes)
-            if 0 < prefix < spec.context_length
-        ]
-    if duties.decodes:
-        steps += [decode_batch(max_running, page, GREEDY), decode_batch(max_running, page)]
-    if duties.prefills and duties.decodes:
-        steps.append(mixed_batch(min(page, spec.context_length), page))
-    return steps
 
 
 def _device_name(device: torch.device) -> str:

@@ -56,7 +56,7 @@ class ModelRunner:
 
     Args:
         num_rows: rows beside the padding row 0.
-        max_pages: pages of the longest request.
+        max_pages: pages of the model's context.
         graph_sizes: the steps to capture as CUDA graphs.
     """
 
@@ -87,20 +87,19 @@ class ModelRunner:
         self.num_launched = 0
 
     def grant(self, request: Request) -> None:
-        """Mirror what a request was granted: its row of the page table, and its penalties' start."""
+        """Mirror what a request was granted: its row of the page table, and its penalties' start.
+
+        One that was retracted has outputs already: the last is seeded, for its first step after EXTEND.
+        """
         with self._streams.forward():
             self._page_table.set_row(request.row, request.page_ids)
             self._penalties.prime(request)
+        if request.outputs:
+            self._seed((request.row,), (request,))
 
     def seed_first_tokens(self, batch: ScheduleBatch, requests: Sequence[Request]) -> None:
         """Stash the last outputs of a PREBUILT batch, on the forward stream, for the next step to gather."""
-        tokens = [request.outputs[-1] for request in requests]
-        with self._streams.forward():
-            rows = to_device(batch.req_pool_indices, torch.int64, self._device)
-            self._future_map.stash(rows, to_device(tokens, torch.int64, self._device))
-            self._penalties.count_seeded(
-                batch.req_pool_indices, tokens, [request.sampling for request in requests]
-            )
+        self._seed(batch.req_pool_indices, requests)
 
     @torch.inference_mode()
     def launch(self, batch: ScheduleBatch) -> StepRecord:
@@ -132,6 +131,14 @@ class ModelRunner:
         for batch in batches:
             self.launch(batch).copy_done.synchronize()
         self.num_launched = 0
+
+    def _seed(self, rows: Sequence[int], requests: Sequence[Request]) -> None:
+        tokens = [request.outputs[-1] for request in requests]
+        with self._streams.forward():
+            self._future_map.stash(
+                to_device(rows, torch.int64, self._device), to_device(tokens, torch.int64, self._device)
+            )
+            self._penalties.count_seeded(rows, tokens, [request.sampling for request in requests])
 
     def _resolve(self, batch: ScheduleBatch, buffers: GraphBuffers | None) -> ForwardInputs:
         return resolve_forward_inputs(

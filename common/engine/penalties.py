@@ -67,7 +67,10 @@ class PenaltyState:
         self._in_prompt = torch.zeros(self._shape, dtype=torch.bool, device=self._device)
 
     def prime(self, request: Request) -> None:
-        """Start a row: no output yet. Only a repetition penalty reads the prompt, as a bitmap."""
+        """Start a row. Only a repetition penalty reads the prompt, as a bitmap.
+
+        The last output, of a request that has some already, is counted when it is seeded.
+        """
         if not request.sampling.has_penalties:
             return
         if self._counts is None or self._in_prompt is None:
@@ -77,6 +80,9 @@ class PenaltyState:
         self._counts[request.row].zero_()
         if request.sampling.repetition_penalty != 1:
             self._in_prompt[request.row] = self._bitmap(request)
+        if again := request.outputs[:-1]:
+            rows = to_device([request.row] * len(again), torch.int64, self._device)
+            self.count(rows, to_device(again, torch.int64, self._device))
 
     def count(self, rows: Tensor, tokens: Tensor) -> None:
         """Count tokens [n] i64 that were put out in rows [n] i64; row 0 counts for nobody."""

@@ -1,4 +1,4 @@
-"""Causal attention of prompts' chunks over the paged pool, for GPUs and shapes that flashinfer does not take.
+"""Causal attention of prompts' chunks over the paged pool: short ones, and what flashinfer does not take.
 
 A program is a block of a request's query tokens and a KV head; the query heads that share it stand beside
 each other, so that keys and values are read once for all of them (the layout of FlashAttention-2, Dao 2023,

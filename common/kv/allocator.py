@@ -54,6 +54,14 @@ class PageAllocator:
         self._leases.add(lease)
         return lease
 
+    def grow(self, lease: Lease) -> int | None:
+        """Add a page to a lease; returns it, or None when there is none free."""
+        page = self._list.take(1)
+        if page is None:
+            return None
+        lease.pages += page
+        return page[0]
+
     def release(self, lease: Lease, *, fence: int = 0) -> None:
         """Give pages back; they rest until step `fence`, which may still touch them, was processed.
 

@@ -35,7 +35,7 @@ class FusedOps:
     def plan(self, inputs: AttentionInputs) -> None:
         """See LayerOps."""
         self._positions, self._cache_loc = inputs.positions, inputs.out_cache_loc
-        # Decoding reads keys from the pool alone.
+        # Decoding reads keys from the pool alone; prompts may read what is given to attention.
         self._keep_k = inputs.num_decode < len(inputs.extend_lens_cpu)
 
     def norm(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ CONFIGS: tuple[type[Any], ...] = (
     settings.ClientConfig,
     settings.AskConfig,
     settings.ChatConfig,
+    settings.DrainConfig,
     settings.LogConfig,
 )
 WORDS = {int: "integer", float: "number", str: "text"}

@@ -14,9 +14,11 @@ import pytest
 from tokenizers import Tokenizer
 
 from common.config import GatewayConfig
-from gateway.app import build_app, build_server
+from common.drain import Drain
+from gateway.app import build_app
 from gateway.fake import FakeNodes, Script
 from gateway.limits import ModelLimits
+from gateway.server import GatewayServer
 from gateway.text import TextPipeline
 from tests.tiny import VOCAB_SIZE
 
@@ -52,7 +54,9 @@ def byte_level(tiny_model: Path) -> Tokenizer:
 @pytest.fixture(scope="session")
 def _server(text: TextPipeline) -> Iterator[LiveServer]:
     nodes = FakeNodes()
-    server = build_server(build_app(nodes, text, GatewayConfig(max_body_mib=1), MODEL, LIMITS))
+    server = GatewayServer(
+        build_app(nodes, text, GatewayConfig(max_body_mib=1), MODEL, LIMITS), Drain(0), lambda: None
+    )
     with socket.create_server(("127.0.0.1", 0)) as sock:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
         thread.start()

@@ -274,7 +274,7 @@ def test_metrics_are_there_and_count(server: LiveServer, client: httpx.Client) -
 def test_openapi_page_is_true_to_the_errors(client: httpx.Client) -> None:
     page = client.get("/openapi.json").json()
     responses = page["paths"]["/v1/completions"]["post"]["responses"]
-    assert {"200", "400", "404", "413", "429", "500", "503"} == responses.keys()
+    assert {"200", "400", "404", "413", "429", "500", "503", "504"} == responses.keys()
     assert "HTTPValidationError" not in json.dumps(page)
     properties = page["paths"]["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
     assert "prompt" in properties["schema"]["properties"]

@@ -13,8 +13,10 @@ import httpx
 import pytest
 
 from common.config import GatewayConfig
-from gateway.app import build_app, build_server
+from common.drain import Drain
+from gateway.app import build_app
 from gateway.fake import FakeNodes
+from gateway.server import GatewayServer
 from gateway.text import TextPipeline
 from tests.gateway.conftest import LIMITS, MODEL, WAIT_S
 
@@ -22,7 +24,9 @@ from tests.gateway.conftest import LIMITS, MODEL, WAIT_S
 @pytest.fixture
 def api(tmp_path: Path) -> Iterator[httpx.Client]:
     text = TextPipeline.load(tmp_path, optional=True)
-    server = build_server(build_app(FakeNodes(), text, GatewayConfig(), MODEL, LIMITS))
+    server = GatewayServer(
+        build_app(FakeNodes(), text, GatewayConfig(), MODEL, LIMITS), Drain(0), lambda: None
+    )
     with socket.create_server(("127.0.0.1", 0)) as sock:
         thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[sock])))
         thread.start()

@@ -138,7 +138,7 @@ def test_mixed_equals_extend_and_decode_apart(tmp_path: Path, gpu: torch.device,
         for request in running:
             driver.extend([request], 512)
         # One prompt has a prefix, which takes flashinfer's kernels over pages; then one that has none.
-        late = [driver.start(prompt, sampling) for prompt in prompts_of([1200, 90])]
+        late = [driver.start(prompt, sampling) for prompt in prompts_of([1200, 1090])]
         driver.part(late[0], 1024)
         steps = []
         for prompt, token in zip(late, (5, 6), strict=True):

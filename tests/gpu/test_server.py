@@ -54,6 +54,25 @@ def test_float32_equals_transformers(tiny_model: Path, gpu: torch.device, how: s
         client.assert_ledger_clean()
 
 
+@pytest.mark.parametrize("how", ["cuda-ipc", "colocated"])
+def test_a_pool_too_small_for_all_answers_gives_the_tokens_of_a_large_one(
+    tiny_model: Path, gpu: torch.device, how: str
+) -> None:
+    prompts = prompts_of([5, 17, 32, 20, 9, 30], VOCAB_SIZE)
+    args = ("--colocated",) if how == "colocated" else ("--transfer", how)
+    answers = []
+    for pages in ("512", "60"):  # 60: the prompts, and the answers of two
+        with running(tiny_model, *GPU, "--kv-pages", pages, *args) as server:
+            client = Client(server.url, server.model)
+            penalty = {"repetition_penalty": 1.2, "frequency_penalty": 0.1}
+            outcomes = client.ask_all([greedy(prompt, 320, **penalty) for prompt in prompts])
+            assert all(outcome.succeeded for outcome in outcomes), outcomes
+            answers.append([outcome.token_ids for outcome in outcomes])
+            assert (client.metric("baton_node_requests_retracted_total") > 0) is (pages == "60")
+            client.assert_ledger_clean()
+    assert answers[0] == answers[1]
+
+
 def test_bfloat16_cuda_ipc_equals_frames_and_colocated(tmp_path: Path, gpu: torch.device) -> None:
     pytest.importorskip("flashinfer")
     folder = write_config(tmp_path / "model")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from hypothesis import settings
@@ -13,6 +14,7 @@ from common.engine.batch import ForwardMode
 from common.kv.layout import KVLayout
 from common.messages import Choice, Commit, Submit, int32s
 from common.request import FinishReason, SampledToken, SamplingParams
+from decode_node import admission
 from decode_node.admission import PrefillLoad, choose_prefill_node
 from decode_node.entry import FailedOut, RefusedOut, RequestKey, TokenOut
 from decode_node.scheduler import DecodeScheduler
@@ -134,7 +136,7 @@ def test_overlap_launches_ahead_and_drops_the_step_of_a_request_that_ended() -> 
     assert first is not None
     assert second is not None
     s.process(first, drawn(EOS), 0.0)
-    assert s.ledger().quarantined == 4, "the second step still writes a page"
+    assert s.ledger().quarantined == 2, "the second step still writes a page"
     s.process(second, drawn(33), 0.0)
     assert [t for _, t, _ in tokens_of(s, key)] == [9, EOS]
     assert s.ledger().free == 12
@@ -174,7 +176,7 @@ def test_refusals_name_what_is_wrong() -> None:
 def test_first_come_first_served_even_when_a_later_one_would_fit() -> None:
     s = scheduler()
     submit(s, 1, prompt_len=30, max_tokens=2)  # 8 of 12 pages
-    submit(s, 2, prompt_len=20, max_tokens=4)  # 6 pages: waits
+    submit(s, 2, prompt_len=20, max_tokens=4)  # 5 pages: waits
     submit(s, 3, prompt_len=1, max_tokens=1)  # would fit
     assert s.admit(IDLE) is not None
     assert s.admit(IDLE) is None
@@ -188,7 +190,7 @@ def test_a_failed_transfer_is_tried_again_then_told() -> None:
         assert grant is not None
         s.granted(grant.entry, attempt, 0.0)
         s.transfer_gave_out(attempt, 503, "gone", retryable=True, can_prefill=True)
-        assert s.ledger().quarantined == 3
+        assert s.ledger().quarantined == 2
         s.transfer_released(attempt)
     assert s.out == [FailedOut(key, 503, "gone", 1)]
     assert s.ledger().free == 12
@@ -248,6 +250,8 @@ class DecodeLife(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
+        self.near = patch.object(admission, "NEAR_TOKENS", 3)  # so that pages run short
+        self.near.start()
         self.s = scheduler(num_pages=16, num_rows=4, max_running=3, max_queued=5, colocated=self.colocated)
         self.now = 0.0
         self.ids = 0
@@ -263,7 +267,7 @@ class DecodeLife(RuleBasedStateMachine):
         self.value = self.value % 98 + 1
         return self.value
 
-    @rule(prompt_len=st.integers(1, 24), max_tokens=st.integers(1, 6))
+    @rule(prompt_len=st.integers(1, 24), max_tokens=st.integers(1, 40))
     def submit(self, prompt_len: int, max_tokens: int) -> None:
         self.ids += 1
         submit(self.s, self.ids, prompt_len, max_tokens=max_tokens)
@@ -365,6 +369,7 @@ class DecodeLife(RuleBasedStateMachine):
             self.s.process(step, drawn(*[1] * len(step.entries)), 0.0)
         assert self.s.ledger().free == 16
         assert self.s._holdings.num_free_rows == 4
+        self.near.stop()
 
 
 class ColocatedLife(DecodeLife):

@@ -18,8 +18,8 @@ from common.config import (
     TransferConfig,
 )
 from common.log import set_up_logging
-from common.serve import Launch, ServeConfig, serve
-from common.supervisor import ChildFailed
+from common.supervision.serve import Launch, ServeConfig, serve
+from common.supervision.supervisor import ChildFailed
 
 
 def _say_on_stdout(text: str) -> None:

@@ -1,6 +1,7 @@
 """A stand-in for `baton`: the same subcommands and the real Lifeline, but no model behind them.
 
-The variable STANDIN_<COMMAND> says how a process behaves: well (the default), fails, stubborn, hangs.
+The variable STANDIN_<COMMAND> says how a process behaves: well (the default), fails, stubborn, hangs, busy
+(after SIGTERM until SIGUSR1, or until SIGINT hurries it).
 STANDIN_GPUS is the number of GPUs that `prepare` reports.
 Its first line on stderr is `up PID`.
 """
@@ -60,10 +61,17 @@ def _serve(lifeline: Lifeline, mode: str) -> None:
     end = threading.Event()
 
     def on_term(*_: object) -> None:
-        _say("told to end")
-        if mode != "stubborn":
+        _say(f"{os.getpid()} is busy" if mode == "busy" else "told to end")
+        if mode not in ("stubborn", "busy"):
             end.set()
 
+    def on_int(*_: object) -> None:
+        if mode == "busy":
+            _say("told to hurry")
+            end.set()
+
+    signal.signal(signal.SIGINT, on_int)
+    signal.signal(signal.SIGUSR1, lambda *_: end.set())
     signal.signal(signal.SIGTERM, on_term)
     if mode == "stubborn":
         grandchild = subprocess.Popen(["sleep", "1000"])

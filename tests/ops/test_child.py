@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from common.child import TAIL_LINES, Child, ChildSpec, describe_status
+from common.supervision.child import TAIL_LINES, Child, ChildSpec, describe_status
 
 DEADLINE_S = 30.0
 

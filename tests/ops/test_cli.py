@@ -20,6 +20,7 @@ import cli
 from common.config import (
     ChildConfig,
     DecodeConfig,
+    DrainConfig,
     EngineConfig,
     GatewayConfig,
     ListenConfig,
@@ -36,7 +37,7 @@ from common.config import (
 from common.errors import ConfigError
 from common.gpus import check_device
 from common.http_port import check_port
-from common.serve import (
+from common.supervision.serve import (
     Launch,
     ServeConfig,
     banner,
@@ -55,11 +56,21 @@ COMMANDS: dict[str, tuple[type[Any], ...]] = {
         TransferConfig,
         DecodeConfig,
         SupervisorConfig,
+        DrainConfig,
         LogConfig,
     ),
-    "gateway": (GatewayConfig, ListenConfig, ModelConfig, LogConfig, ChildConfig),
-    "prefill": (NodeConfig, ModelConfig, EngineConfig, TransferConfig, LogConfig, ChildConfig),
-    "decode": (NodeConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig, LogConfig, ChildConfig),
+    "gateway": (GatewayConfig, ListenConfig, ModelConfig, DrainConfig, LogConfig, ChildConfig),
+    "prefill": (NodeConfig, ModelConfig, EngineConfig, TransferConfig, DrainConfig, LogConfig, ChildConfig),
+    "decode": (
+        NodeConfig,
+        ModelConfig,
+        EngineConfig,
+        TransferConfig,
+        DecodeConfig,
+        DrainConfig,
+        LogConfig,
+        ChildConfig,
+    ),
 }
 
 

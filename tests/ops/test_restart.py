@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from common.restart import Due, Phase, RestartPolicy
+from common.supervision.restart import Due, Phase, RestartPolicy
 
 
 def _ready_policy(now: float = 0.0) -> RestartPolicy:

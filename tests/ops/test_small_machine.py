@@ -12,7 +12,7 @@ import pytest
 from common.config import EngineConfig
 from common.engine.sizing import cpu_num_pages
 from common.kv.layout import KVLayout
-from common.small_machine import available_cores, num_threads
+from common.supervision.small_machine import available_cores, num_threads
 
 ROOT = Path(__file__).parents[2]
 VARIABLES = ("OMP_WAIT_POLICY", "OMP_NUM_THREADS")
@@ -49,7 +49,7 @@ def test_pools_of_all_nodes_take_two_tenths_of_the_memory_at_most(nodes: int | N
 def set_up(call: str, **env: str) -> list[str]:
     """Return a process's nice and variables after a call of `share_cores`."""
     code = (
-        "import os; from common.small_machine import Role, share_cores; "
+        "import os; from common.supervision.small_machine import Role, share_cores; "
         f"share_cores({call}); print(os.nice(0), *(os.environ.get(v) for v in {VARIABLES}))"
     )
     clean = {name: value for name, value in os.environ.items() if name not in VARIABLES}

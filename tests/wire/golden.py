@@ -92,7 +92,7 @@ INSTANCES: tuple[Any, ...] = (
     ),
     Abort(7),
     Failed(7, 503, "prefill-0: its process ended", retry_after_s=1),
-    Submit(7, _SAMPLING, int32s([1, 2, 3])),
+    Submit(7, _SAMPLING, int32s([1, 2, 3]), timeout_ms=1500),
     Peers((PeerInfo("prefill-0", "ipc:///tmp/baton/prefill-0", EPOCH),)),
     Tokens(
         request_ids=(7, 8),

@@ -263,6 +263,19 @@ def test_status_carries_the_last_number_seen() -> None:
     assert transmit.envelope == Envelope(OURS, seq, Status(last_seq_seen=7, open_ids=(4,), queued=2))
 
 
+def test_the_peer_has_heard_what_its_status_says_it_read() -> None:
+    link = up()
+    assert link.is_heard  # nothing was said
+    _, news = link.send(Abort(1))
+    link.send(Status(0, ()))  # said each second, so nobody waits until that was heard
+    assert not link.is_heard
+    for seen, heard in ((news - 1, False), (news, True)):
+        link.handle(Received(Envelope(THEIRS, 2 + seen, Status(seen, ()))), 1.0)
+        assert link.is_heard is heard
+    link.send(Abort(2))
+    assert not link.is_heard
+
+
 def test_numbers_rise_by_one_whatever_is_sent() -> None:
     link = initiator()
     link.handle(Tick(), 0.0)  # Hello has number 1

@@ -18,9 +18,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
-from common.child import Child, ChildSpec, describe_status
-from common.children import Children
-from common.restart import Due, Phase, RestartPolicy
+from common.supervision.child import Child, ChildSpec, describe_status
+from common.supervision.children import Children
+from common.supervision.restart import Due, Phase, RestartPolicy
 
 log = logging.getLogger("baton.supervisor")
 
@@ -67,10 +67,13 @@ class Supervisor:
         run_dir: where the children have their sockets. They remove it when this process is killed.
         env: environment of the children.
         stall_timeout_s: a ready child without a sign of life for so long is killed and started again.
+        drain_grace_s: after SIGTERM, the gateway may take so long to end.
     """
 
-    def __init__(self, run_dir: Path, env: Mapping[str, str], stall_timeout_s: float) -> None:
-        self._children = Children(run_dir, env, self)
+    def __init__(
+        self, run_dir: Path, env: Mapping[str, str], stall_timeout_s: float, drain_grace_s: float
+    ) -> None:
+        self._children = Children(run_dir, env, self, drain_grace_s)
         self._stall_timeout_s = stall_timeout_s
         self._services: list[_Service] = []
         self._job: Job | None = None

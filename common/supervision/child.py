@@ -143,10 +143,12 @@ class Child:
         self.tail.append(line.decode(errors="replace"))
         return b"[" + self.spec.name.encode() + b"] " + line + b"\n"
 
-    def terminate(self) -> None:
-        """Ask it to end."""
+    def terminate(self, *, at_once: bool) -> None:
+        """Ask it to end: when its requests are over, or at once."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid, signal.SIGTERM)
+            if at_once:  # beside SIGTERM, as it ignores this one until it is ready
+                os.kill(self.pid, signal.SIGINT)
 
     def kill(self) -> None:
         """End it, and whatever it started."""

@@ -6,7 +6,8 @@
    end it, and its memory is given back.
 4. Give each node a GPU, where there are any.
 5. Start gateway and nodes, wait until a pair of nodes is usable, say how to talk to the server.
-6. Watch them (or ask one question) until a signal; end everything.
+6. Watch them (or ask one question) until a signal; end everything, on SIGTERM when the requests that run are
+   over (drain.py).
 
 It must not know how a child does its work: the children are the commands `baton gateway / prefill / decode`.
 """
@@ -23,10 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from common.child import ChildSpec
-from common.children import Stopped
 from common.config import (
     DecodeConfig,
+    DrainConfig,
     EngineConfig,
     GatewayConfig,
     ListenConfig,
@@ -43,7 +43,9 @@ from common.errors import ConfigError
 from common.gpu_plan import GpuShare, parse_gpus, plan_gpus
 from common.gpus import check_device, count_gpus
 from common.http_port import check_port
-from common.supervisor import GATEWAY, Job, Supervisor
+from common.supervision.child import ChildSpec
+from common.supervision.children import Stopped
+from common.supervision.supervisor import GATEWAY, Job, Supervisor
 
 log = logging.getLogger("baton.serve")
 
@@ -62,6 +64,7 @@ class ServeConfig:
     gateway: GatewayConfig
     supervisor: SupervisorConfig
     log: LogConfig
+    drain: DrainConfig = DrainConfig()
 
     @classmethod
     def of(cls, values: dict[str, Any]) -> ServeConfig:
@@ -151,7 +154,7 @@ def plan_services(
     engine = replace(config.engine, device=device, local_nodes=local_nodes)
 
     def child(name: str, role: str, *configs: object) -> ChildSpec:
-        argv = (*launch.command, role, folder, *to_argv(model, *configs, config.log))
+        argv = (*launch.command, role, folder, *to_argv(model, *configs, config.drain, config.log))
         return ChildSpec(name, role, argv, ends_first=role == GATEWAY)
 
     specs = [child("gateway", GATEWAY, gateway, ListenConfig(nodes=join))]
@@ -258,12 +261,13 @@ def serve(
     _refuse_contradictions(config)
     check_port(config.gateway.host, config.gateway.port)
     name = config.gateway.served_model_name or config.model.model
+    limits_s = config.supervisor.stall_timeout, config.drain.drain_grace
     try:
         with (
             tempfile.TemporaryDirectory(
                 prefix="baton-", dir=short_temp_dir(), ignore_cleanup_errors=True
             ) as run_dir,
-            Supervisor(Path(run_dir), launch.env, config.supervisor.stall_timeout) as supervisor,
+            Supervisor(Path(run_dir), launch.env, *limits_s) as supervisor,
         ):
             prepared = _prepare(supervisor, config, launch)
             if isinstance(prepared, int):

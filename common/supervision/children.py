@@ -10,14 +10,15 @@ import contextlib
 import logging
 import os
 import selectors
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from common.child import Child, ChildSpec
 from common.stop_signals import StopSignals
+from common.supervision.child import Child, ChildSpec
 
 log = logging.getLogger("baton.supervisor")
 
@@ -57,12 +58,16 @@ class Children:
         run_dir: where the children have their sockets. They remove it when this process is killed.
         env: environment of the children.
         listener: is told what they say and how they end.
+        drain_grace_s: after SIGTERM, the ones that end first may take so long.
     """
 
-    def __init__(self, run_dir: Path, env: Mapping[str, str], listener: Listener) -> None:
+    def __init__(
+        self, run_dir: Path, env: Mapping[str, str], listener: Listener, drain_grace_s: float = 0.0
+    ) -> None:
         self._run_dir = run_dir
         self._env = env
         self._listener = listener
+        self._drain_grace_s = drain_grace_s
         self._running: set[Child] = set()
         self._selector = selectors.DefaultSelector()
         self._signals = StopSignals()
@@ -78,7 +83,7 @@ class Children:
         self, kind: type[BaseException] | None, e: BaseException | None, t: TracebackType | None
     ) -> None:
         try:
-            self._shutdown()
+            self._shutdown(drains=isinstance(e, Stopped) and e.signum == signal.SIGTERM)
         finally:
             self._selector.close()
             self._signals.__exit__(kind, e, t)
@@ -111,7 +116,7 @@ class Children:
             return
         if not self._is_closing:
             raise Stopped(signum)
-        self._is_hurried = True  # asked twice: no more grace
+        self._is_hurried = True  # asked again: no more of this grace
 
     def _on_line(self, child: Child) -> None:
         notices, is_open = child.read_notices()
@@ -142,15 +147,21 @@ class Children:
         with contextlib.suppress(KeyError):
             self._selector.unregister(fd)
 
-    def _shutdown(self) -> None:
-        """SIGTERM to all, a grace, SIGKILL to what is left.
+    def _shutdown(self, *, drains: bool) -> None:
+        """Ask all to end, a grace, SIGKILL to what is left.
 
-        The one that clients see goes first: it would tell them, and the log, that the others died.
+        The one that clients see goes first: it would tell them, and the log, that the others died. When this
+        process was asked for it by SIGTERM, it may finish what it is at; nobody is started again meanwhile.
         """
         self._is_closing = True
+        first = [child for child in self._running if child.spec.ends_first]
+        if drains and self._drain_grace_s > 0:
+            until = time.monotonic() + self._drain_grace_s + GRACE_S / 2
+            self._end(first, until, at_once=False)
+            self._is_hurried = False  # who asks again while requests run wants an end, and no massacre
         deadline = time.monotonic() + GRACE_S
-        self._end([child for child in self._running if child.spec.ends_first], deadline - GRACE_S / 2)
-        self._end(list(self._running), deadline)
+        self._end(first, deadline - GRACE_S / 2, at_once=True)
+        self._end(list(self._running), deadline, at_once=True)
         for child in self._running:
             child.kill()
         deadline = time.monotonic() + KILL_S
@@ -159,9 +170,9 @@ class Children:
         for child in self._running:
             log.error("%s (process %d) does not end", child.spec.name, child.pid)
 
-    def _end(self, children: Sequence[Child], deadline: float) -> None:
-        for child in children:
-            child.terminate()
+    def _end(self, children: Sequence[Child], deadline: float, *, at_once: bool) -> None:
+        for child in self._running.intersection(children):
+            child.terminate(at_once=at_once)
         while not self._running.isdisjoint(children) and not self._is_hurried and time.monotonic() < deadline:
             self.wait(deadline)
 

@@ -1,0 +1,71 @@
+"""The HTTP server, and its end: no new connections, what runs finishes within a grace, the rest is told.
+
+It must not know what a request is: whoever has them ends them when asked.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+
+from common.drain import Drain
+
+log = logging.getLogger("baton.gateway")
+
+CLOSE_S = 1.0  # what clients have to read their last words
+
+
+class GatewayServer(uvicorn.Server):
+    """Serves an application; ends on SIGTERM or SIGINT as `drain` says.
+
+    Args:
+        end_requests: ends all requests with an error.
+    """
+
+    def __init__(self, app: FastAPI, drain: Drain, end_requests: Callable[[], None]) -> None:
+        super().__init__(
+            uvicorn.Config(
+                app,
+                http="httptools",
+                ws="none",
+                lifespan="off",
+                access_log=False,
+                log_config=None,
+                server_header=False,
+                # Of no effect but where a connection cannot be closed.
+                timeout_graceful_shutdown=int(drain.grace_s + 2 * CLOSE_S),
+            )
+        )
+        self._drain = drain
+        self._end_requests = end_requests
+        self._loop: asyncio.AbstractEventLoop
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until told to end."""
+        self._loop = asyncio.get_running_loop()
+        await super().serve(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Take a signal, between any two instructions. uvicorn's own would raise it once more in the end."""
+        self._loop.call_soon_threadsafe(self._told, sig)
+
+    def _told(self, signum: int) -> None:
+        if self._drain.told(signum, self._loop.time()):
+            log.info("told to end: no new requests, and at most %g s for those that run", self._drain.grace_s)
+            self._loop.call_later(self._drain.grace_s, self._end)
+        else:
+            self._end()
+        self.should_exit = True
+
+    def _end(self) -> None:
+        self._end_requests()
+        self._loop.call_later(CLOSE_S, self._stop_waiting)
+
+    def _stop_waiting(self) -> None:
+        self.force_exit = True
