@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar
 import click
 
 from benchmarks.cli import bench
+from common import faults
 from common.config import (
     DEFAULT_MODEL,
     AskConfig,
@@ -100,9 +101,10 @@ def takes_model(command: F) -> F:
 
 
 @contextmanager
-def _process(values: dict[str, Any]) -> Iterator[Lifeline]:
+def _process(values: dict[str, Any], name: str) -> Iterator[Lifeline]:
     """Set up what every long-running process needs; enter it before anything slow is imported."""
     set_up_logging(pick(LogConfig, values))
+    faults.begin(name)
     parent_fd = pick(ChildConfig, values).parent_fd
     if parent_fd is not None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent gets Ctrl-C, and ends us
@@ -180,7 +182,8 @@ def serve(ask: str | None, **values: Any) -> int:
     from common.supervision.supervisor import ChildFailed
 
     set_up_logging(pick(LogConfig, values))
-    env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
+    kept = {faults.VARIABLE}
+    env = {name: value for name, value in os.environ.items() if name in kept or not name.startswith("BATON_")}
     try:
         return serve(ServeConfig.of(values), Launch(_command(), env, values["cache"]), click.echo, ask)
     except ChildFailed as error:
@@ -241,7 +244,7 @@ def pull(**values: Any) -> None:
 @options(GatewayConfig, ListenConfig, ModelConfig, DrainConfig, LogConfig, ChildConfig)
 def gateway(**values: Any) -> None:
     """Run the HTTP side alone; nodes join it."""
-    with _process(values) as lifeline:
+    with _process(values, "gateway") as lifeline:
         share_cores(Role.GATEWAY)
         model, config = _local_model(values), pick(GatewayConfig, values)
         config = replace(config, served_model_name=config.served_model_name or values["model"])
@@ -255,7 +258,7 @@ def gateway(**values: Any) -> None:
 @options(NodeConfig, ModelConfig, EngineConfig, TransferConfig, DrainConfig, LogConfig, ChildConfig)
 def prefill(**values: Any) -> None:
     """Run a node that computes prompts."""
-    with _process(values) as lifeline:
+    with _process(values, values["node_id"] or "prefill") as lifeline:
         engine, transfer = pick(EngineConfig, values), pick(TransferConfig, values)
         share_cores(Role.PREFILL, engine.local_nodes, on_gpu=wants_gpu(engine))
         node, engine = _joined(values), _on_device(engine, transfer)
@@ -272,7 +275,7 @@ def prefill(**values: Any) -> None:
 )
 def decode(**values: Any) -> None:
     """Run a node that produces the tokens after the first."""
-    with _process(values) as lifeline:
+    with _process(values, values["node_id"] or "decode") as lifeline:
         engine, transfer = pick(EngineConfig, values), pick(TransferConfig, values)
         decode = pick(DecodeConfig, values)
         colocated, on_gpu = decode.colocated, wants_gpu(engine)
@@ -284,18 +287,43 @@ def decode(**values: Any) -> None:
         run_decode(model, engine, transfer, decode, node, pick(DrainConfig, values), lifeline)
 
 
+@baton.command()
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+def keys(folder: Path) -> None:
+    """Make the key of a cluster in FOLDER: for nodes on several hosts.
+
+    Copy it to every host by a way that nobody else reads, and start all processes with --keys FOLDER.
+    """
+    from common.keys import make_keys
+
+    click.echo(make_keys(folder))
+
+
 baton.add_command(bench)
+
+
+@baton.command(context_settings={"ignore_unknown_options": True, "help_option_names": []})
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+def conformance(arguments: tuple[str, ...]) -> int:
+    """Try the faults of others on this server."""
+    from conformance.cli import main as command
+
+    status: int = command.main(list(arguments), prog_name="baton conformance", standalone_mode=False)
+    return status
 
 
 def _joined(values: dict[str, Any]) -> NodeConfig:
     node = pick(NodeConfig, values)
     if not node.join:
         raise ConfigError("--join ADDRESS is missing: the address that `baton gateway` printed")
-    from common.sockets import check_address
+    from common.addresses import check_listen, check_reach
+    from common.keys import load_keys
 
-    for address in (node.join, node.listen):
-        if address is not None:
-            check_address(address)
+    keys = load_keys(node.keys)
+    check_reach(node.join, keys)
+    if node.listen is not None:
+        check_reach(node.listen, keys)
+        check_listen(node.listen)
     return node
 
 
@@ -312,7 +340,7 @@ def _on_device(engine: EngineConfig, transfer: TransferConfig) -> EngineConfig:
 def prepare(**values: Any) -> None:
     """Count the GPUs, check what can be checked now, make a model ready, and tell `baton serve` of it."""
     signal.signal(signal.SIGTERM, _exit_on_signal)
-    with _process(values) as lifeline:
+    with _process(values, "prepare") as lifeline:
         from common.engine.chunking import resolve_prefill_budget
         from common.model.spec import load_spec
         from common.supervision.serve import ServeConfig, place_nodes

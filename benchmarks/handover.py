@@ -17,6 +17,7 @@ from benchmarks.measure import memory_bandwidth, model_folder, random_prompt
 from benchmarks.percentiles import median
 from benchmarks.report import Report
 from benchmarks.server import running
+from common.config import ClientConfig
 from common.model.spec import load_spec, resolve_dtype
 from gateway.api_client import connect, served_model, stream
 
@@ -69,7 +70,7 @@ def main(model: str, dtype: str, transfer: str, lengths: str, rounds: int, *, sa
         spec = load_spec(folder)
         layout = spec.kv_layout(_PAGE_SIZE, resolve_dtype(dtype, spec))
         options = ("--dtype", dtype, "--transfer", transfer, "--page-size", str(_PAGE_SIZE))
-        with running(folder, *options) as url, connect(url) as server:
+        with running(folder, *options) as url, connect(ClientConfig(url=url)) as server:
             name = served_model(server)
             for size in sizes:
                 stages: dict[str, list[float]] = defaultdict(list)

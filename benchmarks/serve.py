@@ -21,6 +21,7 @@ from benchmarks.requests import RequestMaker, arrivals
 from benchmarks.serve_figures import GoodLimits, add_effort, add_load, add_long, add_phase, add_row
 from benchmarks.targets import Targets, takes_targets
 from benchmarks.token_streams import StreamClient
+from common.api_key import read_api_key
 from common.errors import ConfigError
 
 _LOOKUP_S = 10.0
@@ -91,14 +92,16 @@ class _Server:
         add_effort(targets, hold.effort)
 
 
-def _first_model(url: str) -> str:
+def _first_model(url: str, api_key: str | None) -> str:
     """Return the model that a server has.
 
     Raises:
         ConfigError: it cannot be asked.
     """
     try:
-        answer = httpx.get(url + "/v1/models", timeout=_LOOKUP_S, trust_env=False).raise_for_status()
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        answer = httpx.get(url + "/v1/models", headers=headers, timeout=_LOOKUP_S, trust_env=False)
+        answer.raise_for_status()
         return str(answer.json()["data"][0]["id"])
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
         raise ConfigError(f"{url} does not name its models: {error}") from None
@@ -117,6 +120,9 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.command()
 @click.option("--url", default="http://127.0.0.1:8000", show_default=True, help="The server, without /v1.")
 @click.option("--model", help="Name of the model  [default: the server's first]")
+@click.option(
+    "--api-key", envvar="BATON_API_KEY", help="Key that the server asks for; @FILE reads it from a file."
+)
 @click.option("--rate", type=_POSITIVE, help="Open loop: requests a second, whatever the server does.")
 @click.option(
     "--concurrency",
@@ -188,9 +194,10 @@ def main(*, save: bool, **options: Any) -> None:
     report = Report.of_command("serve")
     targets = Targets.of(report, options["aim"], options["limit"])
     url = options["url"].rstrip("/")
-    client = StreamClient(url)
+    api_key = read_api_key(options["api_key"])
+    client = StreamClient(url, api_key)
     maker = RequestMaker(
-        options["model"] or _first_model(url),
+        options["model"] or _first_model(url, api_key),
         options["vocab_size"],
         options["prompt_kind"] == "text",
         options["token_ids"],

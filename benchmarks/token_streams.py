@@ -42,16 +42,18 @@ class StreamClient:
 
     Args:
         url: of the server, without /v1.
+        api_key: that the server asks for.
 
     Raises:
         ConfigError: it is no address of http.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, api_key: str | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme != "http" or parts.hostname is None:
             raise ConfigError(f"{url} is not an address like http://127.0.0.1:8000")
         self._host = parts.netloc
+        self._authorization = "" if api_key is None else f"Authorization: Bearer {api_key}\r\n"
         self._path = parts.path.rstrip("/") + "/v1/completions"
         try:
             found = socket.getaddrinfo(parts.hostname, parts.port or 80, type=socket.SOCK_STREAM)
@@ -72,7 +74,7 @@ class StreamClient:
         data = json.dumps(body | {"stream": True}, separators=(",", ":")).encode()
         head = (
             f"POST {self._path} HTTP/1.1\r\nHost: {self._host}\r\nContent-Type: application/json\r\n"
-            f"Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
+            f"{self._authorization}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
         )
         return head.encode() + data
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import zmq
 
 from common.codec import Envelope
+from common.faulty_socket import socket_class
 from common.link import (
     Link,
     LinkState,
@@ -37,7 +38,7 @@ class Acceptor(Peering):
     ) -> None:
         super().__init__(local, epoch, status_of)
         self._choose = choose
-        self.socket = FrameSocket.router(context, address)
+        self.socket = socket_class(FrameSocket).router(context, address)
         self._sessions: dict[bytes, Session] = {}
         self._answered_last = b""  # the connection of a process of another version
 
@@ -72,6 +73,8 @@ class Acceptor(Peering):
         """Read all messages, notice deaths, send what is due."""
         while (received := self.socket.receive()) is not None:
             self._take(received, now)
+        if (reason := self.socket.refused()) is not None:
+            self._refused(reason)
         self._check_deaths(list(self._sessions.values()), now)
         for session in list(self._sessions.values()):
             self._feed(session, Tick(), now)

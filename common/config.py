@@ -144,6 +144,15 @@ class DecodeConfig:
     colocated: bool = option(False, "Prefill on the decode node itself: one node does both.")
 
 
+def keys_option() -> Any:
+    """Declare where the key of the cluster is: for each process that opens sockets."""
+    return option(
+        None,
+        "Folder with the key of the cluster, made by `baton keys`: the same for all processes. Needed where "
+        "an address can be reached from other hosts.",
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class GatewayConfig:
     """The HTTP side."""
@@ -151,7 +160,21 @@ class GatewayConfig:
     host: str = option("127.0.0.1", "Address that the HTTP server binds.")
     port: int = option(8000, "Port of the HTTP server; 0 lets the system pick one.", minimum=0, maximum=65535)
     served_model_name: str | None = option(None, "Name that clients use for the model [default: MODEL].")
+    api_key: str | None = option(
+        None,
+        "Key that HTTP clients must send, as `Authorization: Bearer KEY`; @FILE reads it from a file. Prefer "
+        "that or the environment variable: other users see command lines.",
+    )
     max_body_mib: int = option(16, "Largest HTTP request body, in MiB; more is answered with 413.", minimum=1)
+    max_connections: int = option(
+        4096, "HTTP connections at any time; requests on more are answered with 503.", minimum=1
+    )
+    client_timeout: int = option(
+        60,
+        "Seconds in which the header of an HTTP request must come, and then its body; slower ones are "
+        "answered with 408.",
+        minimum=1,
+    )
     request_timeout: int = option(
         3600,
         "Seconds after which a request that has not ended is answered with 504; a request can ask for less "
@@ -167,9 +190,11 @@ class NodeConfig:
 
     join: str = option("", "Address of the gateway that this node joins.")
     listen: str | None = option(
-        None, "Address that a prefill node binds for decode nodes [default: private]."
+        None,
+        "Address that a prefill node binds for decode nodes [default: private, or where others reach this host].",
     )
     node_id: str | None = option(None, "Name of this node in logs and metrics [default: role and pid].")
+    keys: str | None = keys_option()
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,6 +204,7 @@ class ListenConfig:
     nodes: str | None = option(
         None, "Address that the gateway binds for its nodes [default: a private ipc socket, printed]."
     )
+    keys: str | None = keys_option()
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +245,7 @@ class SupervisorConfig:
     stall_timeout: int = option(
         30, "Seconds without a sign of life after which a process is killed and started again.", minimum=1
     )
+    keys: str | None = keys_option()
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,6 +262,7 @@ class ClientConfig:
     """Which server is asked, and how it is to draw its answers."""
 
     url: str = option("http://127.0.0.1:8000", "Where the server is.")
+    api_key: str | None = option(None, "Key that the server asks for; @FILE reads it from a file.")
     max_tokens: int | None = option(
         None, "Tokens of an answer at the most [default: the server's].", minimum=1
     )

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import zmq
 
 from common.codec import Envelope
+from common.faulty_socket import socket_class
 from common.link import Link, LinkState, PeerGone, Received, Tick, mismatch
 from common.messages import CODEC, Hello
 from common.peer import Peer, PeerEvent, PlacePayload, Session, StatusOf
@@ -17,6 +18,7 @@ from common.peering import Peering
 from common.sockets import FrameSocket, Pollable
 
 REPLACE_AFTER_S = 60.0
+REFUSED_RETRY_S = 1.0
 
 
 class Connector(Peering):
@@ -38,6 +40,7 @@ class Connector(Peering):
         self._context = context
         self._check = check
         self._target = address
+        self._retry_s: float | None = None  # when the next attempt is due, after a refusal of our keys
         self._start(now)
 
     @property
@@ -52,7 +55,8 @@ class Connector(Peering):
 
     def deadline(self) -> float | None:
         """When `poll` has something to do at the latest."""
-        return self._session.link.deadline()
+        deadlines = (self._session.link.deadline(), self._retry_s)
+        return min((d for d in deadlines if d is not None), default=None)
 
     def poll(self, now: float) -> list[PeerEvent]:
         """Read all messages, notice death, send what is due."""
@@ -63,7 +67,13 @@ class Connector(Peering):
                 self._feed(session, Received(envelope), now)
             if session is not self._session:  # the socket was replaced: the rest is of the old process
                 break
-        if session is self._session and self.socket.lost_connection():
+        if session is self._session and (reason := self.socket.refused()) is not None:
+            self._refused(reason)
+            self._retry_s = now + REFUSED_RETRY_S
+        if self._retry_s is not None:
+            if now >= self._retry_s:
+                self._lost(self._session, now)
+        elif session is self._session and self.socket.lost_connection():
             self._feed(session, PeerGone("the connection broke"), now)
         self._check_deaths([self._session], now)
         if self._session.peer is None and now - self._started_s > REPLACE_AFTER_S:
@@ -73,7 +83,8 @@ class Connector(Peering):
 
     def transmit(self, envelope: Envelope, identity: bytes) -> bool:
         """Put a message on the wire."""
-        return self.socket.send(CODEC.encode(envelope))
+        # While a refused connection waits for the next attempt there is nobody to greet, and nobody to miss.
+        return self._retry_s is not None or self.socket.send(CODEC.encode(envelope))
 
     def close(self) -> None:
         """Close everything; the peer notices by itself."""
@@ -84,8 +95,9 @@ class Connector(Peering):
         return self._place_for(self._session, first)
 
     def _start(self, now: float) -> None:
-        self.socket = FrameSocket.dealer(self._context, self._target)
+        self.socket = socket_class(FrameSocket).dealer(self._context, self._target)
         self._started_s = now
+        self._retry_s = None
         link = Link(self.local, self.epoch, initiates=True, now=now, check=self._check)
         self._session = Session(link, b"", self._post)
 

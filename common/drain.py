@@ -15,10 +15,13 @@ class Drain:
 
     Args:
         grace_s: how long what is there may take; 0: nothing is waited for.
+        is_supervised: SIGTERM may come twice, from systemd to all processes of the service and then from the
+            supervisor: only SIGINT hurries.
     """
 
-    def __init__(self, grace_s: float) -> None:
+    def __init__(self, grace_s: float, *, is_supervised: bool = False) -> None:
         self.grace_s = grace_s
+        self._is_supervised = is_supervised
         self.deadline_s: float | None = None  # None: nobody asked yet
         self._at_once = False
 
@@ -27,7 +30,8 @@ class Drain:
         if signum == signal.SIGTERM and self.deadline_s is None and self.grace_s > 0:
             self.deadline_s = now + self.grace_s
             return True
-        self._at_once = True
+        if signum != signal.SIGTERM or self.deadline_s is None or not self._is_supervised:
+            self._at_once = True
         return False
 
     def is_over(self, now: float, is_done: Callable[[], bool]) -> bool:

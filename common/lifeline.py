@@ -62,6 +62,11 @@ class Lifeline:
         self._socket.set_inheritable(False)  # a grandchild that held it would hide our death
         threading.Thread(target=self._read, args=(self._socket,), name="lifeline", daemon=True).start()
 
+    @property
+    def is_supervised(self) -> bool:
+        """There is somebody at the other end."""
+        return self._socket is not None
+
     def ready(self, **info: Any) -> None:
         """Say that this process is up; `info` is what the supervisor cannot know (the gateway's `port`)."""
         self._send({"event": "ready", **info})

@@ -120,6 +120,7 @@ class Status:
     running: int = 0
     steps: int = 0  # batches computed since start
     usable: bool = False  # of a decode node: it can take a request now
+    out_of_pages: bool = False  # of a decode node: the first that waits there waits for pages, not for a node
     draining: bool = False  # of a node: it takes no new work, and leaves when it has done what it has
     total_bytes: int = 0  # P: KV bytes sent on this link; D: bytes it may send in all
 

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import zmq
 
+from common.addresses import listen_towards
 from common.config import NodeConfig, TransferConfig
 from common.connector import Connector
 from common.drain import Drain
@@ -62,7 +63,7 @@ def run_loop(loop: NodeLoop, lifeline: Lifeline, drain_grace_s: float) -> None:
     with StopSignals() as signals:
         lifeline.ready()
         alive_due_s = time.monotonic()
-        drain = Drain(drain_grace_s)
+        drain = Drain(drain_grace_s, is_supervised=lifeline.is_supervised)
         try:
             while True:
                 now = time.monotonic()
@@ -85,9 +86,13 @@ def run_loop(loop: NodeLoop, lifeline: Lifeline, drain_grace_s: float) -> None:
 
 
 def private_address(join: str, name: str, lifeline: Lifeline) -> str:
-    """Choose an address that only this user reaches: an ipc socket, or loopback where the gateway has TCP."""
+    """Choose an address for who joins the same gateway: a private ipc socket, or where that has TCP a port.
+
+    Raises:
+        ConfigError: no way leads to the gateway.
+    """
     if not join.startswith("ipc://"):
-        return "tcp://127.0.0.1:*"
+        return listen_towards(join)
     folder = Path(tempfile.mkdtemp(prefix="baton-"))
     lifeline.remove_at_exit(folder)
     return f"ipc://{folder}/{name}.sock"

@@ -2,11 +2,13 @@
 
 High-water marks are 0: credits and queue limits bound memory, and a ROUTER at its mark would drop in
 silence. LINGER is 0: what a dead peer did not read is not our business. MAXMSGSIZE cuts a connection whose
-frames are larger than the protocol's. Knows nothing of messages: frames in, frames out.
+frames are larger than the protocol's. Where the context has keys, every socket has them (CURVE), and says
+who was refused. Knows nothing of messages: frames in, frames out.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -14,14 +16,20 @@ from dataclasses import dataclass
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
+from common.addresses import check_reach
 from common.codec import MAX_FRAME_BYTES, MAX_FRAMES, Buffer
+from common.context import keys_of, secure
 from common.errors import ConfigError
 
 HEARTBEAT_MS = 2_000
 HEARTBEAT_TIMEOUT_MS = 10_000
 # Below this, copying a frame costs less than tracking a zero-copy one.
 ZERO_COPY_BYTES = 64 << 10
-MAX_IPC_PATH = 107  # sizeof(sockaddr_un.sun_path) - 1
+CONNECT_TIMEOUT_MS = 5_000  # the system's own takes minutes, while a cut link may be mended
+# What a handshake fails with when the two ends have different keys, or one of them none.
+KEY_FAILURES = (zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
 
 Pollable = zmq.Socket[bytes] | int
 # Called with (identity, first frame); gives the buffers that the payload frames go to, or None.
@@ -37,27 +45,19 @@ class ReceivedFrames:
     complete: bool  # False: a frame did not fit its buffer, or there were too many
 
 
-def check_address(address: str) -> str:
-    """Return the address.
+class FrameSocket:
+    """A DEALER that connects or a ROUTER that binds. Close it; it is not thread-safe.
 
     Raises:
-        ConfigError: it is not one that a node can use.
+        ConfigError: the address cannot be used, or is not to be (`addresses.py`).
     """
-    scheme, _, rest = address.partition("://")
-    if scheme not in ("ipc", "tcp") or not rest:
-        raise ConfigError(f"{address!r} is no address: use ipc:///path or tcp://host:port")
-    if scheme == "ipc" and len(rest.encode()) > MAX_IPC_PATH:
-        raise ConfigError(f"socket path {rest!r} is longer than {MAX_IPC_PATH} bytes: choose a shorter one")
-    return address
-
-
-class FrameSocket:
-    """A DEALER that connects or a ROUTER that binds. Close it; it is not thread-safe."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], kind: int, address: str) -> None:
-        check_address(address)
+        keys = keys_of(context)
+        check_reach(address, keys)
+        self._has_keys = keys is not None
+        self._is_lost = self._is_refused = False
         self._socket = context.socket(kind)
-        self._monitor: zmq.Socket[bytes] | None = None
         self._is_router = kind == zmq.ROUTER
         self._socket.setsockopt(zmq.SNDHWM, 0)
         self._socket.setsockopt(zmq.RCVHWM, 0)
@@ -65,12 +65,19 @@ class FrameSocket:
         self._socket.setsockopt(zmq.MAXMSGSIZE, MAX_FRAME_BYTES)
         self._socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
         self._socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, HEARTBEAT_TIMEOUT_MS)
+        self._socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_TIMEOUT_MS)
+        if keys is not None:
+            secure(self._socket, keys, binds=self._is_router)
+        monitor = f"inproc://monitor-{self._socket.fileno()}"
+        self._socket.monitor(monitor, HANDSHAKE_FAILED | (0 if self._is_router else BROKEN))
+        self._monitor = context.socket(zmq.PAIR)
+        self._monitor.setsockopt(zmq.RCVHWM, 0)  # at its mark it would hold the I/O thread up
+        self._monitor.connect(monitor)
         try:
             if self._is_router:
                 self._socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
                 self._socket.bind(address)
             else:
-                self._monitor = self._socket.get_monitor_socket(zmq.EVENT_DISCONNECTED)
                 self._socket.connect(address)
         except zmq.ZMQError as error:
             self.close()
@@ -89,14 +96,14 @@ class FrameSocket:
 
     def pollables(self) -> tuple[Pollable, ...]:
         """What to wait for."""
-        return (self._socket,) if self._monitor is None else (self._socket, self._monitor)
+        return (self._socket, self._monitor)
 
-    def fileno(self) -> int:
-        """The descriptor of the socket's mailbox: edge-triggered, so read until None after each event."""
-        return int(self._socket.fileno())
+    def filenos(self) -> tuple[int, int]:
+        """The descriptors of the two: edge-triggered, so read until None, and `refused`, after each event."""
+        return int(self._socket.fileno()), int(self._monitor.fileno())
 
     def is_readable(self) -> bool:
-        """Say whether there is a message; the descriptor may not say so again (see `fileno`)."""
+        """Say whether there is a message; the descriptor may not say so again (see `filenos`)."""
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def lost_connection(self) -> bool:
@@ -104,11 +111,39 @@ class FrameSocket:
 
         A DEALER would hand what is queued to whichever process comes up at the address.
         """
-        lost = False
-        while self._monitor is not None and int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
-            parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
-            lost = True
+        self._read_monitor()
+        lost, self._is_lost = self._is_lost, False
         return lost
+
+    def refused(self) -> str | None:
+        """Say why a handshake failed since the last call, if one did for want of the same keys.
+
+        A DEALER makes no new attempt then: replace the socket.
+        """
+        self._read_monitor()
+        if not self._is_refused:
+            return None
+        self._is_refused = False
+        ours = "others than this process, or none" if self._has_keys else "keys, and this process has none"
+        whom = f"a peer at {self.address}" if self._is_router else self.address
+        if not self._is_router:
+            with contextlib.suppress(zmq.ZMQError):
+                self._socket.disconnect(self.address)
+        return f"{whom} has {ours}: start both with the same --keys"
+
+    def _read_monitor(self) -> None:
+        while int(self._monitor.get(zmq.EVENTS)) & zmq.POLLIN:
+            event = parse_monitor_message(self._monitor.recv_multipart(zmq.NOBLOCK))
+            match event["event"]:
+                case zmq.EVENT_DISCONNECTED:
+                    self._is_lost = True
+                case zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL:
+                    self._is_refused |= event["value"] in KEY_FAILURES
+                case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                    self._is_refused = True
+                case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
+                    # The peer hung up. Between two ends with keys that is how it says that it has others.
+                    self._is_refused |= self._has_keys
 
     def send(self, frames: Sequence[Buffer], identity: bytes = b"") -> bool:
         """Queue a message; False when the peer is gone. A large frame must not be written to afterwards."""
@@ -159,9 +194,9 @@ class FrameSocket:
 
     def close(self) -> None:
         """Close the socket; what is queued is dropped."""
-        if self._monitor is not None:
+        if not self._socket.closed:
             self._socket.disable_monitor()
-            self._monitor.close(linger=0)
+        self._monitor.close(linger=0)
         self._socket.close(linger=0)
 
     def _more(self) -> bool:

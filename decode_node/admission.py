@@ -27,7 +27,7 @@ class AdmissionQueue(Generic[K, V]):
 
     def __init__(self, max_queued: int) -> None:
         self._max_queued = max_queued
-        self._again: dict[K, tuple[int, V]] = {}  # were in already; before all others
+        self._again: dict[K, tuple[tuple[bool, int], V]] = {}  # were in already; before all others
         self._waiting: OrderedDict[K, V] = OrderedDict()
 
     def __len__(self) -> int:
@@ -41,9 +41,13 @@ class AdmissionQueue(Generic[K, V]):
         self._waiting[key] = item
         return True
 
-    def append_again(self, key: K, item: V, age: int) -> None:
-        """Queue a request that was in already: before those that were not, by age, and without a bound."""
-        self._again[key] = (age, item)
+    def append_again(self, key: K, item: V, rank: tuple[bool, int]) -> None:
+        """Queue a request that was in already: before those that were not, by rank, and without a bound."""
+        self._again[key] = (rank, item)
+
+    def items(self) -> list[V]:
+        """Return all that wait."""
+        return [*(item for _, item in self._again.values()), *self._waiting.values()]
 
     def first(self) -> V | None:
         """The request whose turn it is."""

@@ -46,6 +46,16 @@ class Entry:
     arrived_s: float = 0.0  # first token known here
     timings: Timings = field(default_factory=Timings)
 
+    @property
+    def was_retracted(self) -> bool:
+        """It has been running: this node computes it again, and no prefill node is asked."""
+        return self.request.resumed_ids is not None
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """Among those that wait again: who needs a prefill node comes last, then the older one first."""
+        return (not self.was_retracted, self.age)
+
 
 # What the scheduler tells its node -------------------------------------------------------------------------
 

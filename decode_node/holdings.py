@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from common.errors import InvariantError
-from common.kv.allocator import Lease, PageAllocator, PageUse
+from common.kv.allocator import Lease, PageUse
+from common.kv.faulty_allocator import page_allocator
 from common.kv.fence import FencedFreeList, StepFence
 from common.messages import PageLedger
 from decode_node.entry import Entry
@@ -26,7 +27,7 @@ class Holdings:
 
     def __init__(self, num_pages: int, num_rows: int) -> None:
         self._num_rows = num_rows
-        self._pages = PageAllocator(num_pages)
+        self._pages = page_allocator(num_pages)
         self._rows = FencedFreeList(range(1, num_rows + 1))
         self._fence = StepFence()
         self._quarantined: dict[int, Lease] = {}

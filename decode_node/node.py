@@ -12,12 +12,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-import zmq
-
 from common.config import DecodeConfig, DrainConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
+from common.context import open_context
 from common.device.watch import EventWatch
 from common.engine.loader import Duties, Engine, load_engine
 from common.engine.step_loop import StepLoop
+from common.keys import load_keys
 from common.lifeline import Lifeline
 from common.messages import Abort, PageLedger, Peers, Role, SharedPool, Status, Submit
 from common.node import GatewayLink, make_hello, run_loop
@@ -27,10 +27,11 @@ from common.request import Request
 from common.sockets import Pollable
 from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
+from decode_node.faulty_scheduler import scheduler_class
 from decode_node.outbox import messages_of
-from decode_node.scheduler import DecodeScheduler
+from transfer.faulty_endpoints import receiver_class
 from transfer.planes.cuda_ipc import cuda_pool
-from transfer.receiver_endpoint import ReceiverEndpoint, TransferDone, TransferGaveOut, TransferReleased
+from transfer.receiver_endpoint import TransferDone, TransferGaveOut, TransferReleased
 
 log = logging.getLogger("baton.decode")
 
@@ -58,7 +59,7 @@ class DecodeNode:
         self._colocated = decode.colocated
         self._debug_checks = debug_checks
         self._clock = clock
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context(load_keys(node.keys))
         hello, epoch = make_hello(
             Role.DECODE,
             node,
@@ -71,10 +72,10 @@ class DecodeNode:
             shm=None if engine.pool.fd is None else SharedPool(engine.pool.fd, engine.pool.num_pages),
             cuda=None if decode.colocated else cuda_pool(engine.pool),
         )
-        self._endpoint = ReceiverEndpoint(
+        self._endpoint = receiver_class()(
             self._context, engine.pool, transfer, hello, epoch, streams=engine.streams
         )
-        self._scheduler = DecodeScheduler(
+        self._scheduler = scheduler_class()(
             layout=engine.layout,
             num_pages=engine.pool.num_pages,
             num_rows=engine.num_rows,
@@ -287,6 +288,7 @@ class DecodeNode:
             last_seq_seen=0,
             open_ids=tuple(key.request_id for key in self._scheduler.keys_of(epoch)),
             queued=self._scheduler.num_queued,
+            out_of_pages=self._scheduler.is_out_of_pages,
             running=self._scheduler.num_running,
             steps=self._loop.num_launched,
             usable=self._is_usable(),

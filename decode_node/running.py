@@ -51,9 +51,12 @@ class RunningBatch:
         entry.phase = Phase.ARRIVED
         self._arrived[entry.key] = entry
 
-    def take_prebuilt(self) -> Prebuilt | None:
-        """Batch what arrived, as far as it may run; the metadata alone is read."""
-        entries = tuple(self._arrived.values())[: self.room]
+    def take_prebuilt(self, num_resuming: int) -> Prebuilt | None:
+        """Batch what arrived, as far as it may run; the metadata alone is read.
+
+        `num_resuming`: places that are kept for requests that are computed here. They were first.
+        """
+        entries = tuple(self._arrived.values())[: max(0, self.room - num_resuming)]
         if not entries:
             return None
         batch = prepare_for_prebuilt([entry.request for entry in entries], self._page_size)

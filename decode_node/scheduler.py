@@ -125,9 +125,8 @@ class DecodeScheduler:
         """Take no new requests, and hand back those that hold nothing here and have no token yet."""
         self.is_draining = True
         for entry in list(self._entries.values()):
-            if entry.phase is Phase.QUEUED and not entry.request.outputs:
-                self.out.append(node_is_draining(entry.key))
-                self._end(entry)
+            if entry.phase is Phase.QUEUED and not entry.was_retracted:
+                self._hand_back(entry)
 
     @property
     def is_idle(self) -> bool:
@@ -139,22 +138,22 @@ class DecodeScheduler:
         entry = self._queue.first()
         if entry is None:
             return None
+        node_id = None
+        local = self.colocated or entry.was_retracted
+        if not local and (node_id := choose_prefill_node(prefill_nodes, entry.request.prompt_len)) is None:
+            return None
         if not self._has_room_for(entry):
             return None
+        self._queue.remove(entry.key)
         need = self.layout.pages_for(entry.request.fill_len)
-        if self.colocated or entry.request.outputs:  # a retracted one: it never needs a prefill node again
-            self._queue.remove(entry.key)
+        if local:
             self._holdings.lease(entry, need, PageUse.ACTIVE)
             entry.phase = Phase.PREFILLING
             self._prefilling.append(entry)
-            return Grant(entry, None)
-        node_id = choose_prefill_node(prefill_nodes, entry.request.prompt_len)
-        if node_id is None:
-            return None
-        self._queue.remove(entry.key)
-        self._holdings.lease(entry, need, PageUse.INCOMING)
-        entry.phase = Phase.TRANSFERRING
-        entry.attempts += 1
+        else:
+            self._holdings.lease(entry, need, PageUse.INCOMING)
+            entry.phase = Phase.TRANSFERRING
+            entry.attempts += 1
         return Grant(entry, node_id)
 
     def granted(self, entry: Entry, transfer_id: int, now: float) -> None:
@@ -198,9 +197,11 @@ class DecodeScheduler:
         self._holdings.quarantine(entry, transfer_id)
         if retryable and can_prefill and entry.attempts < MAX_ATTEMPTS:
             entry.phase = Phase.QUEUED
-            self._queue.append_again(entry.key, entry, entry.age)
-            return
-        self._fail(entry, status, reason)
+            self._queue.append_again(entry.key, entry, entry.rank)
+        elif retryable and self.is_draining:
+            self._hand_back(entry)
+        else:
+            self._fail(entry, status, reason)
 
     def transfer_released(self, transfer_id: int) -> None:
         """Nobody writes the pages of a transfer any more that was given up, or gave out."""
@@ -209,19 +210,16 @@ class DecodeScheduler:
     def prefill_lost(self, longest_prompt: int | None = None) -> None:
         """Who waits for a prefill node that is gone ends with an error, and can come back.
 
-        `longest_prompt`: tokens that one of those left can compute, None when nobody is left. A longer one at
-        the head of the queue would block all behind it.
+        `longest_prompt`: tokens that one of those left can compute, None when nobody is left.
         """
-        while (
-            (entry := self._queue.first()) is not None
-            and not entry.request.outputs  # was retracted, and needs none
-            and (longest_prompt is None or entry.request.prompt_len > longest_prompt)
-        ):
-            self._fail(entry, 503, "no prefill node for it is ready")
+        for entry in self._queue.items():
+            too_long = longest_prompt is None or entry.request.prompt_len > longest_prompt
+            if too_long and not entry.was_retracted:
+                self._fail(entry, 503, "no prefill node for it is ready")
 
     def take_prebuilt(self) -> Prebuilt | None:
         """Batch what arrived, as far as it may run; the metadata alone is read."""
-        return self._running.take_prebuilt()
+        return self._running.take_prebuilt(len(self._prefilling))
 
     def process_prebuilt(self, prebuilt: Prebuilt) -> None:
         """The first tokens are seeded: the requests decode with everyone else."""
@@ -316,6 +314,12 @@ class DecodeScheduler:
         return len(self._queue)
 
     @property
+    def is_out_of_pages(self) -> bool:
+        """The request whose turn it is waits for pages, or for a row, and not for a prefill node."""
+        entry = self._queue.first()
+        return entry is not None and self._refused_at == (entry, self._holdings.num_changes)
+
+    @property
     def num_running(self) -> int:
         """Requests that this node has to make steps for (not those that a prefill node computes)."""
         return len(self._prefilling) + len(self._running)
@@ -340,10 +344,11 @@ class DecodeScheduler:
     def _has_room_for(self, entry: Entry) -> bool:
         """Ask `may_enter`, but not again while nothing came free: what runs only takes."""
         asked = entry, self._holdings.num_changes
-        if asked == self._refused_at or self._holdings.num_free_rows < 1:
+        if asked == self._refused_at:
             return False
         holders = (e.request for e in self._entries.values() if e.lease is not None)
-        if may_enter(entry.request, holders, self._holdings.num_free_pages, self.layout.page_size):
+        free_pages, page_size = self._holdings.num_free_pages, self.layout.page_size
+        if self._holdings.num_free_rows and may_enter(entry.request, holders, free_pages, page_size):
             return True
         self._refused_at = asked
         return False
@@ -367,7 +372,7 @@ class DecodeScheduler:
         self._holdings.release(entry)
         entry.request.retract()
         entry.phase = Phase.QUEUED
-        self._queue.append_again(entry.key, entry, entry.age)
+        self._queue.append_again(entry.key, entry, entry.rank)
         self.num_retracted += 1
 
     def _note_local_prefill(self, entry: Entry, now: float) -> None:
@@ -383,6 +388,11 @@ class DecodeScheduler:
         self.tokens_sampled += 1
         if finish is not None:
             self._end(entry)
+
+    def _hand_back(self, entry: Entry) -> None:
+        """Give a request without a token to the gateway again, for another decode node."""
+        self.out.append(node_is_draining(entry.key))
+        self._end(entry)
 
     def _fail(self, entry: Entry, status: int, reason: str) -> None:
         retry_after_s = RETRY_AFTER_S if status == 503 else None

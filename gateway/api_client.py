@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from common.api_key import read_api_key
 from common.config import ClientConfig
 
 CONNECT_TIMEOUT_S = 10.0
@@ -22,16 +23,19 @@ class AskFailed(Exception):
 
 
 @contextmanager
-def connect(url: str) -> Iterator[httpx.Client]:
+def connect(config: ClientConfig) -> Iterator[httpx.Client]:
     """Talk to a server; what was not read to its end is broken off at the end, which the server sees.
 
     Raises:
         AskFailed: whatever goes wrong with the server inside.
+        ConfigError: the API key cannot be used.
     """
+    url, key = config.url, read_api_key(config.api_key)
+    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
     try:
         # No read timeout: a long queue is no failure, and the user has Ctrl-C.
         timeout = httpx.Timeout(None, connect=CONNECT_TIMEOUT_S)
-        with httpx.Client(base_url=url, timeout=timeout, trust_env=False) as client:
+        with httpx.Client(base_url=url, headers=headers, timeout=timeout, trust_env=False) as client:
             yield client
     except httpx.ConnectError:
         raise AskFailed(f"no server answers at {url}: start one with `baton serve`") from None

@@ -11,16 +11,18 @@ from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from common.config import GatewayConfig
 from common.errors import RequestRejected
+from gateway.api_key import ApiKeyCheck
 from gateway.endpoints import CHAT, COMPLETIONS, Endpoint
 from gateway.errors import INTERNAL_ERROR, ErrorBody, from_http
 from gateway.generation import GenerationCall, Service
 from gateway.limits import ModelLimits
 from gateway.metrics import RequestMetrics, exposition
 from gateway.nodes import Nodes
+from gateway.page import answer_content, request_schema
 from gateway.prompts import check_model
 from gateway.reply import JSONBody, error_response
 from gateway.text import TextPipeline
@@ -29,11 +31,17 @@ MIB = 1 << 20
 Handler = Callable[[Request], Awaitable[Response]]
 _ERRORS: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "A field is wrong, unknown or not supported (`param`)."},
+    401: {"model": ErrorBody, "description": "The API key is missing, or not the server's."},
     404: {"model": ErrorBody, "description": "No such model."},
+    408: {"model": ErrorBody, "description": "The request did not come in time."},
     413: {"model": ErrorBody, "description": "The body is larger than the limit."},
+    431: {"model": ErrorBody, "description": "The headers are larger than the limit."},
     429: {"model": ErrorBody, "description": "Too many requests wait; see Retry-After."},
     500: {"model": ErrorBody, "description": "A failure of the server."},
-    503: {"model": ErrorBody, "description": "No nodes to serve it now; see Retry-After."},
+    503: {
+        "model": ErrorBody,
+        "description": "No nodes to serve it now, or too many connections; see Retry-After.",
+    },
     504: {"model": ErrorBody, "description": "It did not end within its `timeout`, or the server's."},
 }
 
@@ -108,23 +116,27 @@ async def _on_exception(request: Request, error: Exception) -> Response:
     return error_response(INTERNAL_ERROR)  # starlette raises it again, and uvicorn logs it
 
 
-def _add_generation(app: FastAPI, endpoint: Endpoint, handler: Handler) -> None:
-    schema = endpoint.request_type.model_json_schema()
+def _add_generation(app: FastAPI, endpoint: Endpoint, handler: Handler, model_name: str) -> None:
+    schema = request_schema(endpoint.request_type, endpoint.unsupported, model_name)
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     app.add_api_route(
         endpoint.path,
         handler,
         methods=["POST"],
         response_model=None,
-        responses=_ERRORS,
+        responses={200: {"content": answer_content(endpoint.body_object)}} | _ERRORS,
         openapi_extra={"requestBody": body},
     )
 
 
 def _add_get(
-    app: FastAPI, path: str, handler: Handler, responses: dict[int | str, dict[str, Any]] | None = None
+    app: FastAPI,
+    path: str,
+    handler: Handler,
+    responses: dict[int | str, dict[str, Any]],
+    answers_with: type[Response] = JSONResponse,
 ) -> None:
-    app.add_api_route(path, handler, response_model=None, responses=responses)
+    app.add_api_route(path, handler, response_model=None, responses=responses, response_class=answers_with)
     # Load balancers ask with HEAD.
     app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
 
@@ -134,21 +146,33 @@ def build_app(
 ) -> FastAPI:
     """Build the application that serves one model."""
     max_body_bytes, metrics = config.max_body_mib * MIB, RequestMetrics()
-    service = Service(nodes, text, limits, model_name, max_body_bytes, config.request_timeout, metrics)
+    service = Service(
+        nodes,
+        text,
+        limits,
+        model_name,
+        max_body_bytes,
+        config.request_timeout,
+        metrics,
+        config.client_timeout,
+    )
     routes = Routes(service)
     # Without the pages /docs and /redoc: they load scripts from elsewhere.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
-    _add_generation(app, COMPLETIONS, routes.completions)
-    _add_generation(app, CHAT, routes.chat)
-    missing: dict[int | str, dict[str, Any]] = {404: _ERRORS[404]}
+    _add_generation(app, COMPLETIONS, routes.completions, model_name)
+    _add_generation(app, CHAT, routes.chat, model_name)
+    always: dict[int | str, dict[str, Any]] = {s: _ERRORS[s] for s in (401, 408, 431, 503)}
+    missing = always | {404: _ERRORS[404]}
     unavailable: dict[int | str, dict[str, Any]] = {503: {"description": "Not now; see Retry-After."}}
-    _add_get(app, "/v1/models", routes.models)
+    _add_get(app, "/v1/models", routes.models, always)
     _add_get(app, "/v1/models/{model:path}", routes.model, missing)
     _add_get(app, "/health", routes.health, unavailable)
     _add_get(app, "/ready", routes.ready, unavailable)
-    _add_get(app, "/metrics", routes.metrics)
-    _add_get(app, "/debug/kv", routes.debug_kv)
+    _add_get(app, "/metrics", routes.metrics, always, PlainTextResponse)
+    _add_get(app, "/debug/kv", routes.debug_kv, always)
     app.add_exception_handler(RequestRejected, _on_rejected)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_exception)
+    if config.api_key is not None:
+        app.add_middleware(ApiKeyCheck, key=config.api_key)
     return app

@@ -36,7 +36,7 @@ def ask(client: ClientConfig, config: AskConfig, prompt: str, write: Callable[[s
     Raises:
         AskFailed: the server cannot be reached, or reported an error.
     """
-    with connect(client.url) as server:
+    with connect(client) as server:
         path, question = _question(config, prompt)
         timings: dict[str, float] | None = None
         for event in stream(server, path, request(client, served_model(server)) | question):

@@ -44,7 +44,7 @@ class Chat:
         question = _said("user", text)
         answer = ""
         try:
-            with connect(self._client.url) as server:
+            with connect(self._client) as server:
                 body = request(self._client, served_model(server))
                 body |= {"messages": [*self._messages, question]}
                 for event in stream(server, "/v1/chat/completions", body):
@@ -102,7 +102,7 @@ def chat(client: ClientConfig, config: ChatConfig) -> None:
     if is_typed:
         with contextlib.suppress(ImportError):  # some Pythons are built without it
             importlib.import_module("readline")  # `input` edits lines and knows the ones before
-        with connect(client.url) as server:
+        with connect(client) as server:
             _write(f"{served_model(server)}: Ctrl-C stops an answer, /clear starts anew, /exit ends\n")
     conversation = Chat(client, config)
     while (line := _read_typed() if is_typed else _read_piped()) is not None:

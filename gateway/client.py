@@ -67,7 +67,8 @@ class NodeClient:
         self._is_leaving = False
         self._pump_is_due = False
         self._restarts: dict[str, int] = {}
-        self._loop.add_reader(self._acceptor.socket.fileno(), self._pump)
+        for fd in self._acceptor.socket.filenos():
+            self._loop.add_reader(fd, self._pump)
         self._pump()
 
     @property
@@ -166,8 +167,7 @@ class NodeClient:
     def close(self) -> None:
         """Close all links; what is still open is given up, and nobody is told."""
         self._is_closed = True
-        self._loop.remove_reader(self._acceptor.socket.fileno())
-        for fd in self._pidfds:
+        for fd in (*self._acceptor.socket.filenos(), *self._pidfds):
             self._loop.remove_reader(fd)
         if self._timer is not None:
             self._timer.cancel()
@@ -294,7 +294,7 @@ class NodeClient:
                     error = RequestRejected(reason, status=status, retry_after_s=retry_after_s)
                     self._fail(stream, deadline_exceeded(reason) if status == 504 else error)
             case Status():
-                self._router.take_status(node, message, now)
+                node.take_status(message, now)
                 if node.peer.hello.role is Role.DECODE and not message.usable:
                     node.peer.send(Peers(self._router.prefill_infos()))  # the last one may have been lost
                 for request_id in node.reconciler.on_status(message.last_seq_seen, message.open_ids):
@@ -348,4 +348,4 @@ class NodeClient:
     def _lost(self, node: Node, request_id: int) -> None:
         node.reconciler.closed(request_id)
         if (stream := self._streams.get(request_id)) is not None:
-            self._fail(stream, RequestRejected("the decode node lost the request", status=500))
+            self._retry(stream, RequestRejected("the decode node lost the request", status=500))

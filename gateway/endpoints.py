@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gateway import unsupported
 from gateway.answer import ScoredToken
 from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.openai_api import (
@@ -21,6 +22,7 @@ from gateway.openai_api import (
 )
 from gateway.text import TextPipeline
 from gateway.token_text import TokenTexts
+from gateway.unsupported import Table
 
 Json = dict[str, Any]
 Encode = Callable[[TextPipeline, int], list[list[int]]]  # with the context length; blocks: it tokenizes
@@ -32,6 +34,7 @@ class Endpoint:
 
     path: str
     request_type: type[GenerationRequest]
+    unsupported: Table  # what the API documents and is not done here
     id_prefix: str
     prompt_param: str  # the field that errors about the prompt name
     body_object: str
@@ -72,6 +75,7 @@ def _read_chat(body: Json) -> tuple[GenerationRequest, Encode]:
 COMPLETIONS = Endpoint(
     path="/v1/completions",
     request_type=CompletionRequest,
+    unsupported=unsupported.COMPLETION,
     id_prefix="cmpl-",
     prompt_param="prompt",
     body_object="text_completion",
@@ -85,6 +89,7 @@ COMPLETIONS = Endpoint(
 CHAT = Endpoint(
     path="/v1/chat/completions",
     request_type=ChatRequest,
+    unsupported=unsupported.CHAT,
     id_prefix="chatcmpl-",
     prompt_param="messages",
     body_object="chat.completion",

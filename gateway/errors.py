@@ -53,7 +53,9 @@ def error_object(error: RequestRejected) -> dict[str, Any]:
 
 
 def error_headers(error: RequestRejected) -> dict[str, str]:
-    """Return Retry-After for what passes by itself, and nothing for the rest."""
+    """Return Retry-After for what passes by itself, and the end of a connection that still sends."""
+    if error.status == 408:
+        return {"Connection": "close"}
     if error.status not in (429, 503):
         return {}
     return {"Retry-After": str(error.retry_after_s or DEFAULT_RETRY_AFTER_S)}

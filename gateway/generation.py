@@ -13,6 +13,7 @@ written.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import math
 import time
@@ -41,6 +42,8 @@ from gateway.text import TextPipeline
 
 logger = logging.getLogger("baton.gateway")
 
+UNREAD_S = 3.0  # beyond its deadline a call whose client does not read is over; the nodes have 1 s to say so
+
 
 @dataclass(frozen=True, slots=True)
 class Service:
@@ -53,6 +56,7 @@ class Service:
     max_body_bytes: int
     request_timeout_s: float
     metrics: RequestMetrics
+    body_timeout_s: float = 60.0  # in which a client must have sent its body
 
 
 class GenerationCall(Response):
@@ -73,7 +77,7 @@ class GenerationCall(Response):
         outcome = Outcome.FAILED
         metrics.running.inc()
         try:
-            body = await read_body(Request(scope, receive), self._service.max_body_bytes)
+            body = await self._read_body(Request(scope, receive))
             await run_while_connected(self._serve(body, reply), receive)
             outcome = Outcome.SUCCESS
         except ClientDisconnect:
@@ -83,14 +87,29 @@ class GenerationCall(Response):
             # A client's mistake is counted; it is no news for whoever runs the server.
             level = logging.WARNING if error.status >= 500 else logging.DEBUG
             logger.log(level, "%s failed: %d %s", self._id, error.status, error.message)
-            await reply.fail(error)
+            await self._fail(reply, error)
         except Exception:  # the top of a request: our own bug must not take others with it
             logger.exception("%s failed", self._id)
-            await reply.fail(INTERNAL_ERROR)
+            await self._fail(reply, INTERNAL_ERROR)
         finally:
             metrics.running.dec()
             metrics.requests.labels(outcome.value).inc()
             metrics.generation_tokens.inc(sum(answer.num_tokens for answer in self._answers))
+
+    async def _fail(self, reply: Reply, error: RequestRejected) -> None:
+        with contextlib.suppress(TimeoutError):  # who reads nothing does not hear why
+            async with asyncio.timeout(UNREAD_S):
+                await reply.fail(error)
+
+    async def _read_body(self, request: Request) -> bytes:
+        service = self._service
+        try:
+            async with asyncio.timeout(service.body_timeout_s):
+                return await read_body(request, service.max_body_bytes)
+        except TimeoutError:
+            raise RequestRejected(
+                "the request's body did not come in time", status=408, code="request_timeout"
+            ) from None
 
     async def _serve(self, body: bytes, reply: Reply) -> None:
         service = self._service
@@ -115,7 +134,10 @@ class GenerationCall(Response):
         try:
             for prompt in prompts:
                 self._submit(prompt, request, due_s)
-            await (self._stream if request.stream else self._collect)(renderer, reply)
+            async with asyncio.timeout_at(due_s + UNREAD_S):
+                await (self._stream if request.stream else self._collect)(renderer, reply)
+        except TimeoutError:
+            raise ClientDisconnect from None  # it reads nothing: the deadline's own error did not get through
         finally:
             for answer in self._answers:
                 answer.abort()

@@ -11,12 +11,14 @@ import socket
 from pathlib import Path
 from typing import Any
 
-import zmq
-
-from common.config import DrainConfig, GatewayConfig, ListenConfig, ModelConfig
+from common.addresses import check_reach
+from common.api_key import read_api_key
+from common.config import DrainConfig, GatewayConfig, ListenConfig, ModelConfig, replace
+from common.context import open_context
 from common.drain import Drain
 from common.host import this_process
 from common.http_port import bind_http
+from common.keys import Keys, load_keys
 from common.lifeline import Lifeline
 from common.messages import Hello, Role
 from common.model.spec import ModelSpec, load_spec
@@ -24,6 +26,7 @@ from common.node import ALIVE_EVERY_S, private_address, remove_socket_at_exit
 from common.peer import new_epoch
 from gateway.app import build_app
 from gateway.client import NodeClient
+from gateway.connections import ConnectionLimits, make_room_for
 from gateway.limits import ModelLimits
 from gateway.server import GatewayServer
 from gateway.text import TextPipeline
@@ -34,6 +37,7 @@ log = logging.getLogger("baton.gateway")
 async def _serve(
     http: socket.socket,
     nodes_address: str,
+    keys: Keys | None,
     spec: ModelSpec,
     text: TextPipeline,
     config: GatewayConfig,
@@ -41,7 +45,7 @@ async def _serve(
     drain_grace_s: float,
     lifeline: Lifeline,
 ) -> None:
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    context = open_context(keys)
     hello = Hello(f"gateway-{os.getpid()}", Role.GATEWAY, this_process(), spec.fingerprint)
     client = NodeClient(context, nodes_address, hello, new_epoch())
     loop = asyncio.get_running_loop()
@@ -53,7 +57,9 @@ async def _serve(
     lifeline.subscribe(on_notice)
     limits = ModelLimits(spec.context_length, spec.vocab_size)
     app = build_app(client, text, config, model_name, limits)
-    server = GatewayServer(app, Drain(drain_grace_s), client.end_requests)
+    drain = Drain(drain_grace_s, is_supervised=lifeline.is_supervised)
+    connections = ConnectionLimits(config.max_connections, config.client_timeout)
+    server = GatewayServer(app, drain, client.end_requests, connections)
     port = http.getsockname()[1]
     log.info("listening on http://%s:%d; nodes join %s", config.host, port, client.address)
     lifeline.ready(port=port)
@@ -81,9 +87,14 @@ def run_gateway(
     """Run the gateway until it is told to end, and its requests are over; `model.model` is a folder.
 
     Raises:
-        ConfigError: the port is taken, or the model folder does not work.
+        ConfigError: the port is taken, or the model folder, a key or an address does not work.
     """
+    keys = load_keys(listen.keys)
+    if listen.nodes is not None:
+        check_reach(listen.nodes, keys)
+    gateway = replace(gateway, api_key=read_api_key(gateway.api_key))
     http = bind_http(gateway.host, gateway.port)
+    make_room_for(gateway.max_connections)
     http.setblocking(False)
     folder = Path(model.model)
     spec = load_spec(folder, model.load_format)
@@ -93,6 +104,6 @@ def run_gateway(
     name = gateway.served_model_name or folder.name
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_serve(http, nodes, spec, text, gateway, name, drain.drain_grace, lifeline))
+            asyncio.run(_serve(http, nodes, keys, spec, text, gateway, name, drain.drain_grace, lifeline))
     finally:
         lifeline.close()

@@ -91,12 +91,28 @@ def _bias(value: Any) -> dict[int, float]:
     return {int(key): float(bias) for key, bias in value.items()}
 
 
-_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-_IDS = {"type": "array", "items": {"type": "integer"}}
-_PROMPT_SCHEMA: dict[str, Any] = {"anyOf": [*_TEXTS["anyOf"], _IDS, {"type": "array", "items": _IDS}]}
+# What the OpenAPI page says of the fields that the functions above check.
+_TEXT = {"type": "string", "minLength": 1}
+_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
+_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
+_PROMPT_SCHEMA: dict[str, Any] = {
+    "anyOf": [_TEXT, _IDS, _SEVERAL | {"items": _TEXT}, _SEVERAL | {"items": _IDS}]
+}
+_STOP = _TEXT | {"maxLength": MAX_STOP_CHARS}
+_STOP_SCHEMA: dict[str, Any] = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
 _BIAS = {"type": "number", "minimum": -100, "maximum": 100}
-_BIAS_SCHEMA: dict[str, Any] = {"type": "object", "additionalProperties": _BIAS, "maxProperties": MAX_BIASED}
-_PART = {"type": "object", "properties": {"type": {"const": "text"}, "text": {"type": "string"}}}
+_BIAS_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "propertyNames": {"pattern": f"^({_TOKEN_ID.pattern})$"},
+    "additionalProperties": _BIAS,
+    "maxProperties": MAX_BIASED,
+}
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+    "additionalProperties": False,
+}
 _CONTENT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
 
 
@@ -134,7 +150,7 @@ class GenerationRequest(_Strict):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] = 1.0  # not OpenAI's; as in vLLM and SGLang
     logit_bias: Annotated[dict[int, float], BeforeValidator(_bias), WithJsonSchema(_BIAS_SCHEMA)] = {}
     seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_TEXTS)] = []
+    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOP_SCHEMA)] = []
     stop_token_ids: Annotated[list[int], Field(max_length=1024), FailFast()] = []
     min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
     ignore_eos: bool = False

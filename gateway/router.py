@@ -22,16 +22,20 @@ class Node:
 
     peer: Peer
     progress_s: float  # when it last made a step, or had nothing to do
-    stepped_s: float  # when it last made a step, or came up
     status: Status | None = None
     reconciler: Reconciler = field(default_factory=Reconciler)
+
+    @property
+    def is_decode(self) -> bool:
+        """It is a decode node."""
+        return self.peer.hello.role is Role.DECODE
 
     def take_status(self, status: Status, now: float) -> None:
         """Note what the node says of itself."""
         if self.status is None or status.steps != self.status.steps:
-            self.progress_s = self.stepped_s = now
-        elif status.running == status.queued == 0:
             self.progress_s = now
+        elif not (status.running or status.out_of_pages) and (status.queued == 0 or self.is_decode):
+            self.progress_s = now  # what waits for a prefill node is no work of a decode node
         self.status = status
 
     def is_stalled(self, now: float) -> bool:
@@ -53,7 +57,7 @@ class Router:
     def add(self, peer: Peer, now: float) -> Node:
         """A node is up."""
         self._gone.pop(peer.node_id, None)
-        node = self._nodes[peer.node_id] = Node(peer, now, now)
+        node = self._nodes[peer.node_id] = Node(peer, now)
         return node
 
     def remove(self, peer: Peer, now: float) -> Node | None:
@@ -78,13 +82,6 @@ class Router:
     def decode_nodes(self) -> list[Node]:
         """The decode nodes that are up."""
         return [node for node in self._nodes.values() if node.peer.hello.role is Role.DECODE]
-
-    def take_status(self, node: Node, status: Status, now: float) -> None:
-        """Note what a node says of itself; what waits on a decode node may wait for a prefill node."""
-        node.take_status(status, now)
-        if node.peer.hello.role is Role.DECODE and status.running == 0:
-            steps_s = [other.stepped_s for other in self.nodes() if other.peer.hello.role is Role.PREFILL]
-            node.progress_s = max([node.progress_s, *steps_s])
 
     def stalled(self, now: float) -> tuple[str, ...]:
         """Names of the nodes that have work and make no steps."""

@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from common.drain import Drain
+from gateway.connections import DEFAULT_LIMITS, ConnectionLimits, protocol_with
 
 log = logging.getLogger("baton.gateway")
 
@@ -26,13 +27,20 @@ class GatewayServer(uvicorn.Server):
 
     Args:
         end_requests: ends all requests with an error.
+        limits: of connections.
     """
 
-    def __init__(self, app: FastAPI, drain: Drain, end_requests: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        drain: Drain,
+        end_requests: Callable[[], None],
+        limits: ConnectionLimits = DEFAULT_LIMITS,
+    ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http="httptools",
+                http=protocol_with(limits),
                 ws="none",
                 lifespan="off",
                 access_log=False,

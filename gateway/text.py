@@ -66,7 +66,7 @@ class TextPipeline:
                 return cls(None)
             raise ConfigError(f"{folder} has no tokenizer.json")
         try:
-            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+            tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # whatever a broken file makes of it
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
             raise ConfigError(f"the tokenizer in {folder} cannot be read: {clipped(reason)}") from None

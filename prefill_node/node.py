@@ -8,17 +8,18 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import zmq
-
 from common.config import DrainConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
+from common.context import open_context
 from common.engine.loader import Duties, Engine, load_engine
+from common.keys import load_keys
 from common.lifeline import Lifeline
 from common.messages import PageLedger, Role, Status
 from common.node import GatewayLink, make_hello, private_address, remove_socket_at_exit, run_loop
 from common.sockets import Pollable
 from prefill_node.handoff import Handoff
 from prefill_node.scheduler import PrefillScheduler
-from transfer.sender_endpoint import SenderEndpoint, TransferKey
+from transfer.faulty_endpoints import sender_class
+from transfer.sender_endpoint import TransferKey
 from transfer.transfer_stream import TransferStream
 
 
@@ -40,7 +41,7 @@ class PrefillNode:
     ) -> None:
         self._engine = engine
         self._debug_checks = debug_checks
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+        self._context = open_context(load_keys(node.keys))
         hello, epoch = make_hello(
             Role.PREFILL,
             node,
@@ -52,7 +53,7 @@ class PrefillNode:
             device_type=engine.pool.device.type,
         )
         stream = TransferStream(engine.streams)
-        self._endpoint = SenderEndpoint(
+        self._endpoint = sender_class()(
             self._context, listen, engine.pool, transfer, hello, epoch, stream=stream
         )
         self._scheduler: PrefillScheduler[TransferKey] = PrefillScheduler(

@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 from common.engine.batch import ScheduleBatch, prepare_for_extend
 from common.engine.chunking import ChunkPlan, advance, plan_chunks
 from common.kv.allocator import Lease, PageAllocator, PageUse
+from common.kv.faulty_allocator import page_allocator
 from common.kv.fence import FencedFreeList, StepFence
 from common.kv.layout import KVLayout
 from common.messages import Choice, PageLedger, Prefill
@@ -97,7 +98,7 @@ class PrefillScheduler(Generic[K]):
 
     def __post_init__(self) -> None:
         """Make the pools."""
-        self.pages = PageAllocator(self.num_pages)
+        self.pages = page_allocator(self.num_pages, allocations=True)
         self._rows = FencedFreeList(range(1, self.num_rows + 1))
 
     @property

@@ -25,6 +25,7 @@ from common.reconcile import Reconciler
 from common.remembered import EarlyAborts
 from common.sockets import Pollable
 from transfer import sender as tx
+from transfer.faulty_planes import planes_class
 from transfer.planes.base import PlaneSender
 from transfer.sender_planes import SenderPlanes, pool_openers
 from transfer.states import SenderState
@@ -118,7 +119,7 @@ class SenderEndpoint:
         planes: SenderPlanes | None = None,
     ) -> None:
         self._stream = stream or TransferStream(Streams(pool.device))
-        self._planes = planes or SenderPlanes(pool, config, self._stream, pool_openers(pool.device))
+        self._planes = planes or planes_class()(pool, config, self._stream, pool_openers(pool.device))
         self._early_aborts: EarlyAborts[TransferKey] = EarlyAborts()
         self._acceptor = Acceptor(context, address, local, epoch, self._status, self._planes.choose)
         self._nodes: dict[int, _DecodeNode] = {}  # by epoch

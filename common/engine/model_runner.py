@@ -89,12 +89,13 @@ class ModelRunner:
     def grant(self, request: Request) -> None:
         """Mirror what a request was granted: its row of the page table, and its penalties' start.
 
-        One that was retracted has outputs already: the last is seeded, for its first step after EXTEND.
+        Of one that was retracted the last output is seeded, for its first step after EXTEND. (One that was
+        handed over may have its first token by now; that is seeded with its PREBUILT batch.)
         """
         with self._streams.forward():
             self._page_table.set_row(request.row, request.page_ids)
             self._penalties.prime(request)
-        if request.outputs:
+        if request.resumed_ids is not None:
             self._seed((request.row,), (request,))
 
     def seed_first_tokens(self, batch: ScheduleBatch, requests: Sequence[Request]) -> None:

@@ -69,7 +69,7 @@ class PenaltyState:
     def prime(self, request: Request) -> None:
         """Start a row. Only a repetition penalty reads the prompt, as a bitmap.
 
-        The last output, of a request that has some already, is counted when it is seeded.
+        Of a request that was retracted all outputs count again, the last of them when it is seeded.
         """
         if not request.sampling.has_penalties:
             return
@@ -80,7 +80,7 @@ class PenaltyState:
         self._counts[request.row].zero_()
         if request.sampling.repetition_penalty != 1:
             self._in_prompt[request.row] = self._bitmap(request)
-        if again := request.outputs[:-1]:
+        if request.resumed_ids is not None and (again := request.outputs[:-1]):
             rows = to_device([request.row] * len(again), torch.int64, self._device)
             self.count(rows, to_device(again, torch.int64, self._device))
 

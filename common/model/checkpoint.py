@@ -83,7 +83,9 @@ def _weight_files(folder: Path) -> list[Path]:
             raise ConfigError(f"{index} is not a whole index of safetensors files") from error
     files = sorted(folder.glob("*.safetensors"))
     if not files:
-        raise ConfigError(f"{folder} has no *.safetensors file")
+        pickles = sorted(file.name for suffix in ("bin", "pt", "pth") for file in folder.glob(f"*.{suffix}"))
+        only = f": {pickles[0]} is a pickle, which could run code when it is read" if pickles else ""
+        raise ConfigError(f"{folder} has no *.safetensors file{only}")
     return files
 
 

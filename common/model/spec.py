@@ -109,6 +109,7 @@ def load_spec(folder: Path, load_format: str = "auto") -> ModelSpec:
         ConfigError: something is missing, broken, or of a kind that Baton does not compute.
     """
     config = read_json(folder / "config.json")
+    _refuse_own_code(folder, config)
     family = _family(config)
     _refuse_unsupported(config)
     generation = folder / "generation_config.json"
@@ -164,6 +165,15 @@ def read_json(path: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ConfigError(f"{path} is not a JSON object")
     return content
+
+
+def _refuse_own_code(folder: Path, config: Mapping[str, Any]) -> None:
+    """A model that brings code is another model than its architecture says; that code is never run."""
+    tokenizer = folder / "tokenizer_config.json"
+    files = {"config.json": config, tokenizer.name: read_json(tokenizer) if tokenizer.exists() else {}}
+    for name, settings in files.items():
+        if settings.get("auto_map"):
+            raise ConfigError(f"{folder / name} asks for code of the model's own (auto_map): Baton runs none")
 
 
 def _family(config: dict[str, Any]) -> _Family:

@@ -24,7 +24,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from common.api_key import read_api_key
 from common.config import (
+    ClientConfig,
     DecodeConfig,
     DrainConfig,
     EngineConfig,
@@ -43,6 +45,7 @@ from common.errors import ConfigError
 from common.gpu_plan import GpuShare, parse_gpus, plan_gpus
 from common.gpus import check_device, count_gpus
 from common.http_port import check_port
+from common.keys import load_keys
 from common.supervision.child import ChildSpec
 from common.supervision.children import Stopped
 from common.supervision.supervisor import GATEWAY, Job, Supervisor
@@ -149,6 +152,7 @@ def plan_services(
     gateway = replace(config.gateway, served_model_name=served_name)
     # Decided once: a child that could decide again might do so differently.
     device = "cuda" if shares else "cpu"
+    keys = config.supervisor.keys
     # Who starts more nodes by hand beside these says how many there are in all.
     local_nodes = config.engine.local_nodes or len(config.node_names)
     engine = replace(config.engine, device=device, local_nodes=local_nodes)
@@ -157,7 +161,7 @@ def plan_services(
         argv = (*launch.command, role, folder, *to_argv(model, *configs, config.drain, config.log))
         return ChildSpec(name, role, argv, ends_first=role == GATEWAY)
 
-    specs = [child("gateway", GATEWAY, gateway, ListenConfig(nodes=join))]
+    specs = [child("gateway", GATEWAY, gateway, ListenConfig(nodes=join, keys=keys))]
     for name in config.node_names:
         role = name.partition("-")[0]
         share = shares.get(name)
@@ -167,10 +171,10 @@ def plan_services(
             else replace(engine, gpu=share.gpu, gpu_memory_fraction=share.memory_fraction)
         )
         if role == "prefill":
-            node = NodeConfig(join=join, listen=f"ipc://{run_dir}/{name}.sock", node_id=name)
+            node = NodeConfig(join=join, listen=f"ipc://{run_dir}/{name}.sock", node_id=name, keys=keys)
             specs.append(child(name, role, own, config.transfer, node))
         else:
-            node = NodeConfig(join=join, node_id=name)
+            node = NodeConfig(join=join, node_id=name, keys=keys)
             specs.append(child(name, role, own, config.transfer, config.decode, node))
     return tuple(specs)
 
@@ -186,14 +190,26 @@ def base_url(host: str, port: int) -> str:
     return f"http://{address}:{port}" if address.version == 4 else f"http://[{address}]:{port}"
 
 
-def banner(model_name: str, url: str) -> str:
+def _with_key_in_file(config: ServeConfig, run_dir: Path) -> ServeConfig:
+    """Put the API key where children find it and other users do not: command lines are for all to see."""
+    key = read_api_key(config.gateway.api_key)
+    if key is None:
+        return config
+    path = run_dir / "api-key"
+    path.touch(0o600)
+    path.write_text(key)
+    return replace(config, gateway=replace(config.gateway, api_key=f"@{path}"))
+
+
+def banner(model_name: str, url: str, *, needs_key: bool = False) -> str:
     """Return what a person needs to use the server, with a command that works as pasted."""
+    key = '    -H "Authorization: Bearer $BATON_API_KEY" \\\n' if needs_key else ""
     messages = [{"role": "user", "content": "What is a relay race?"}]
     body = {"model": model_name, "messages": messages, "max_tokens": 64, "temperature": 0}
     return (
         f"\nBaton serves {model_name} at {url}\n\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
-        f"    -d {shlex.quote(json.dumps(body))}\n\n"
+        f"{key}    -d {shlex.quote(json.dumps(body))}\n\n"
         "Ctrl-C stops it.\n"
     )
 
@@ -214,7 +230,7 @@ def _prepare(supervisor: Supervisor, config: ServeConfig, launch: Launch) -> Pre
     return Prepared(str(end.info["folder"]), int(end.info["gpus"]))
 
 
-def _ask(supervisor: Supervisor, launch: Launch, url: str, question: str) -> int:
+def _ask(supervisor: Supervisor, config: ServeConfig, launch: Launch, url: str, question: str) -> int:
     # Greedy: at temperature 1 a model of this size tells fairy tales.
     argv = (
         *launch.command,
@@ -226,6 +242,7 @@ def _ask(supervisor: Supervisor, launch: Launch, url: str, question: str) -> int
         "0",
         "--max-tokens",
         "128",
+        *to_argv(ClientConfig(api_key=config.gateway.api_key)),
     )
     spec = ChildSpec("generate", "generate", argv, ("--", question), is_job=True)
     return _exit_status(supervisor.run_job(spec))
@@ -260,6 +277,8 @@ def serve(
     """
     _refuse_contradictions(config)
     check_port(config.gateway.host, config.gateway.port)
+    read_api_key(config.gateway.api_key)
+    load_keys(config.supervisor.keys)
     name = config.gateway.served_model_name or config.model.model
     limits_s = config.supervisor.stall_timeout, config.drain.drain_grace
     try:
@@ -269,6 +288,7 @@ def serve(
             ) as run_dir,
             Supervisor(Path(run_dir), launch.env, *limits_s) as supervisor,
         ):
+            config = _with_key_in_file(config, Path(run_dir))
             prepared = _prepare(supervisor, config, launch)
             if isinstance(prepared, int):
                 return prepared
@@ -278,8 +298,8 @@ def serve(
             supervisor.start(plan_services(config, launch, prepared.folder, Path(run_dir), shares))
             url = base_url(config.gateway.host, supervisor.wait_usable())
             if question is not None:
-                return _ask(supervisor, launch, url, question)
-            say(banner(name, url))
+                return _ask(supervisor, config, launch, url, question)
+            say(banner(name, url, needs_key=config.gateway.api_key is not None))
             supervisor.watch()
     except Stopped as stopped:
         return 0 if question is None else 128 + stopped.signum

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from common.config import EngineConfig, ModelConfig
 from common.device.packed import PackedBlock
-from common.engine.batch import SampleRow
+from common.engine.batch import SampleRow, prepare_for_prebuilt
+from common.engine.loader import load_engine
 from common.engine.penalties import PenaltyState
 from common.engine.sampler import resolve_sampling, sample
 from common.messages import int32s
@@ -155,3 +158,25 @@ def test_rows_without_penalties_are_left_alone() -> None:
         drawn = sample(logits, resolve_sampling(samples, [2, 1], (), PackedBlock(CPU)), state).tokens.tolist()
     assert logits.tolist() == [[4.0, 3.0, 2.0, 1.0], [0.0, 1.5, 2.0, 1.0]]
     assert drawn == [0, 2]
+
+
+def test_every_output_counts_once_however_late_its_row_is_mirrored(tiny_model: Path) -> None:
+    engine = load_engine(tiny_model, ModelConfig(str(tiny_model)), EngineConfig(device="cpu", kv_pages=9))
+    sampling = SamplingParams(max_tokens=9, frequency_penalty=1.0)
+
+    def counted(request: Request) -> list[int]:
+        counts = engine.runner._penalties._counts
+        assert counts is not None
+        return [int(counts[request.row, token]) for token in (7, 8)]
+
+    # Handed over: the first token may be here before the row is mirrored.
+    request = Request(int32s([5, 6]), sampling, 2, row=1, page_ids=(1,), outputs=[7], num_sampled=1)
+    engine.runner.grant(request)
+    engine.runner.seed_first_tokens(prepare_for_prebuilt([request], engine.layout.page_size), [request])
+    assert counted(request) == [1, 0]
+    # Retracted, and granted again.
+    request.outputs += [8, 7]
+    request.retract()
+    request.row = 2
+    engine.runner.grant(request)
+    assert counted(request) == [2, 1]

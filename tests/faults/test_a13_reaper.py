@@ -94,31 +94,29 @@ def hear(router: Router, until_s: int, statuses: dict[int, tuple[Node, Status]])
     """Statuses once a second."""
     for now in range(1, until_s + 1):
         for node, said in statuses.values():
-            router.take_status(node, replace(said, steps=said.steps * now), float(now))
+            node.take_status(replace(said, steps=said.steps * now), float(now))
 
 
 LONG = int(STALLED_AFTER_S) + 10
 
 
-def test_a13_who_queues_requests_and_makes_no_step_is_stalled() -> None:
+def test_a13_who_finds_no_pages_and_makes_no_step_is_stalled() -> None:
     router = Router()
     p, d = join(router, PREFILL, 1), join(router, DECODE, 2)
-    hear(router, LONG, {1: (p, status()), 2: (d, status(queued=3))})
+    hear(router, LONG, {1: (p, status()), 2: (d, replace(status(queued=3), out_of_pages=True))})
     assert router.stalled(float(LONG)) == ("decode-2",)
-    router.take_status(d, status(), LONG + 1.0)
+    d.take_status(status(), LONG + 1.0)
     assert router.stalled(LONG + 1.0) == ()
 
 
-def test_a13_who_waits_for_a_prefill_node_at_work_is_not_stalled() -> None:
+def test_a13_who_waits_for_a_prefill_node_is_not_stalled_even_if_that_one_is() -> None:
     router = Router()
     p, d = join(router, PREFILL, 1), join(router, DECODE, 2)
-    hear(router, LONG, {1: (p, status(running=1, steps=1)), 2: (d, status(queued=3))})
-    assert router.stalled(float(LONG)) == ()
-    # Silent itself, it is: another's steps are no sign of its life.
+    hear(router, LONG, {1: (p, status(running=1)), 2: (d, status(queued=3))})
+    assert router.stalled(float(LONG)) == ("prefill-1",)
+    # Silent itself, it is.
     d.reconciler.opened(5)
-    for now in range(LONG, 2 * LONG):
-        router.take_status(p, status(running=1, steps=1000 + now), float(now))
-    assert router.stalled(2.0 * LONG) == ("decode-2",)
+    assert router.stalled(2.0 * LONG) == ("prefill-1", "decode-2")
 
 
 def test_a13_who_runs_requests_and_makes_no_step_is_stalled_whatever_others_do() -> None:

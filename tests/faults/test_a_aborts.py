@@ -11,7 +11,7 @@ from tests.faults.world import D, G, P, world
 from tests.faults.world_cases import CLEAN_WITHIN_S, check_answer, check_next, prompt
 from tests.faults.world_engines import Sizes
 from tests.faults.world_line import Fault, Rule
-from tests.faults.world_states import LONG, PLANES, abort_p, between_chunks_of
+from tests.faults.world_states import LONG, PLANES, abort_p, between_chunks_of, queued_on_p
 from tests.tiny import write_tiny_model
 
 
@@ -90,15 +90,13 @@ def test_a6_an_abort_between_received_and_running_frees_the_pages(tiny_model: Pa
 @pytest.mark.parametrize("plane", PLANES)
 def test_a8_an_abort_while_queued_on_p_is_never_computed(tiny_model: Path, plane: str) -> None:
     with world(tiny_model, plane=plane, sizes=Sizes(p_pages=3)) as w:
-        first, second = w.ask(prompt(2, 40), 8), w.ask(prompt(3, 20), 8)
-        w.until(lambda: w.p._scheduler.num_queued == 1)
-        go_on = abort_p(w)
-        w.abort(second)
-        go_on()
-        w.until_ended(first)
-        check_answer(tiny_model, first)
+        reached = queued_on_p(w)
+        w.abort(reached.asked)
+        reached.go_on()
+        w.until_ended(*reached.others)
+        check_answer(tiny_model, reached.others[0])
         w.until(w.is_clean, CLEAN_WITHIN_S)
-        assert w.counter("tokens_computed") == 40
+        assert w.counter("tokens_computed") == len(reached.others[0].prompt)
         check_next(tiny_model, w)
 
 

@@ -173,13 +173,12 @@ class World:
         return moved
 
     def _pump(self) -> bool:
-        moved = False
-        for line in self.lines:
-            moved |= line.pump(self.now)
-            while line.is_awaited():
-                await_arrival(line.ways_in, line.pollables())
-                moved |= line.pump(self.now)
-        return moved
+        """Have the lines pass on all that is on its way to them."""
+        moved = sum(line.pump(self.now) for line in self.lines)
+        ways = [way for line in self.lines for way in line.ways_in]
+        while await_arrival(ways, [item for line in self.lines for item in line.pollables()]):
+            moved += sum(line.pump(self.now) for line in self.lines)
+        return moved > 0
 
     def _nodes(self) -> list[tuple[str, DecodeNode | PrefillNode, list[Way]]]:
         """Nodes, and the ways to them."""

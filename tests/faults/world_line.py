@@ -59,12 +59,16 @@ def is_readable(pollables: Sequence[Pollable], timeout_ms: int = 0) -> bool:
     return bool(poller.poll(timeout_ms))
 
 
-def await_arrival(ways: Sequence[Way], pollables: Sequence[Pollable]) -> None:
-    """Where something is under way, wait until it is there: real sockets take a moment, the clock stands."""
+def await_arrival(ways: Sequence[Way], pollables: Sequence[Pollable]) -> bool:
+    """Wait for what is under way; False when nothing is. Real sockets take a moment, and the clock none."""
     under_way = CountedSocket.under_way
-    if any(under_way[way] > 0 for way in ways) and not is_readable(pollables, ARRIVAL_MS):
-        for way in ways:
-            del under_way[way]
+    if not any(under_way[way] > 0 for way in ways):
+        return False
+    if is_readable(pollables, ARRIVAL_MS):
+        return True
+    for way in ways:
+        del under_way[way]
+    return False
 
 
 class Fault(Enum):
@@ -130,10 +134,6 @@ class Line:
     def ways_in(self) -> list[Way]:
         """On which something may be under way to here."""
         return [(self.front_address, "up"), (self.back_address, "down")]
-
-    def is_awaited(self) -> bool:
-        """Something is under way to here."""
-        return any(CountedSocket.under_way[way] > 0 for way in self.ways_in)
 
     @property
     def routes(self) -> tuple[Route, Route]:

@@ -123,7 +123,10 @@ def granted(w: World) -> Reached:
 
 def queued_on_p(w: World) -> Reached:
     """P has no pages for it."""
+    w.held.add(P)
     other, asked = w.ask(prompt(2, 40), 8), w.ask(prompt(3, 20), 8)
+    w.until(lambda: w.passed((D, P), "Prefill") == 2)
+    w.held.discard(P)
     w.until(lambda: w.p._scheduler.num_queued == 1)
     return Reached(asked, (other,), abort_p(w))
 

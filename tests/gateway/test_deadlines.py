@@ -9,18 +9,21 @@ import threading
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 import zmq
 
+from common.config import GatewayConfig
 from common.connector import Connector
 from common.errors import RequestRejected
 from common.messages import Abort, Failed, Finish, Role, Status, Submit, Timings, Tokens, int32s
 from common.peer import PeerMessage
 from common.request import FinishReason, SamplingParams
 from common.sockets import wait
+from gateway.app import build_app
 from gateway.client import NodeClient
 from gateway.endpoints import COMPLETIONS, Encode
 from gateway.fake import FakeNodes, Script
@@ -28,6 +31,7 @@ from gateway.generation import GenerationCall, Service
 from gateway.metrics import RequestMetrics
 from gateway.nodes import RequestStream
 from gateway.openai_api import GenerationRequest
+from gateway.stream import Stream
 from gateway.text import TextPipeline
 from tests.gateway.conftest import LIMITS, MODEL, WAIT_S, LiveServer
 from tests.gateway.test_http import CHAT, COMPLETION, assert_error
@@ -238,3 +242,43 @@ def test_what_was_given_up_is_not_overdue() -> None:
         assert await pair.hears_after(1000.0) == [SUBMIT, Abort(1)]
 
     run(story)
+
+
+def test_a_client_that_reads_nothing_does_not_outlive_its_deadline(
+    text: TextPipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.generation.UNREAD_S", 0.1)
+    nodes = FakeNodes()
+    app = build_app(nodes, text, GatewayConfig(), MODEL, LIMITS)
+    body = {"model": MODEL, "prompt": [5, 6], "max_tokens": 20, "stream": True, "timeout": 0.2}
+    sent: list[Any] = []
+
+    async def call() -> None:
+        forever = asyncio.Event()
+        messages = [{"type": "http.request", "body": json.dumps(body).encode(), "more_body": False}]
+
+        async def receive() -> Any:
+            if not messages:
+                await forever.wait()
+            return messages.pop()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+            if message["type"] == "http.response.body":
+                await forever.wait()  # its buffers are full
+
+        headers = [(b"content-type", b"application/json")]
+        scope = {"type": "http", "method": "POST", "path": "/v1/completions", "headers": headers}
+        rest = {"query_string": b"", "http_version": "1.1", "root_path": "", "scheme": "http"}
+        await asyncio.wait_for(app(scope | rest, receive, send), WAIT_S)
+
+    asyncio.run(call())
+    assert [message["type"] for message in sent] == ["http.response.start", "http.response.body"]
+    assert nodes.wait_idle(0.0)
+
+
+def test_a_request_that_is_tried_again_has_what_is_left_of_its_time() -> None:
+    tried: Any = [SimpleNamespace(peer=SimpleNamespace(epoch=epoch)) for epoch in (1, 2)]
+    stream = Stream(1, int32s([5]), SamplingParams(max_tokens=1), 110.0, lambda _: None)
+    left = [stream.given_to(node, now).timeout_ms for node, now in zip(tried, (100.0, 107.5), strict=True)]
+    assert left == [10_000, 2_500]

@@ -18,7 +18,7 @@ from common.engine.batch import ScheduleBatch
 from common.messages import Choice, Commit, int32s
 from common.request import Request, SampledToken, SamplingParams
 from decode_node import admission
-from decode_node.admission import NEAR_TOKENS, may_enter
+from decode_node.admission import NEAR_TOKENS, AdmissionQueue, may_enter
 from decode_node.entry import DecodeStep, FailedOut, RequestKey, TokenOut
 from tests.nodes.test_decode_scheduler import EOS, IDLE, LAYOUT, scheduler, submit
 
@@ -260,3 +260,43 @@ def test_a_request_that_fills_the_pool_enters_alone() -> None:
     world.run(100)
     assert len(world.told[key]) == 25
     assert world.s.num_retracted == 0
+
+
+def test_a_retracted_request_does_not_wait_behind_those_that_keep_coming(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("decode_node.admission.NEAR_TOKENS", 4)
+    world = World(overlap=True, num_pages=7, max_running=2, num_rows=8, max_queued=9)
+    for i in (1, 2):
+        submit(world.s, i, 4, max_tokens=16, ignore_eos=True)
+    while not world.s.num_retracted:
+        world.turn()
+    for i in range(3, 200):
+        submit(world.s, i, 1, max_tokens=2, ignore_eos=True)
+        world.turn()
+        if len(world.told[RequestKey(1, 2)]) == 16:
+            return
+    raise AssertionError("others were served, and this one was not")
+
+
+def test_one_that_needs_a_prefill_node_does_not_hold_up_a_retracted_one() -> None:
+    queue: AdmissionQueue[str, str] = AdmissionQueue(9)
+    queue.append_again("tried again", "needs a node", (True, 1))
+    queue.append_again("retracted", "needs none", (False, 2))
+    assert queue.first() == "needs none"
+    queue.remove("retracted")
+    assert queue.first() == "needs a node"
+
+
+def test_all_that_wait_for_a_prefill_node_hear_that_it_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("decode_node.admission.NEAR_TOKENS", 4)
+    world = crowd(overlap=True)
+    while not world.s.num_retracted:
+        world.turn()
+    keys = [submit(world.s, i, 1, max_tokens=2) for i in (3, 4)]
+    world.s.prefill_lost(None)
+    failed = [out.key for out in world.s.out if isinstance(out, FailedOut)]
+    assert failed == keys
+    world.s.out.clear()
+    world.run(200)
+    assert all(len(told) == 16 for told in world.told.values())

@@ -48,6 +48,16 @@ def test_a_second_signal_ends_at_once(signum: int) -> None:
     assert is_over(drain, 1.0, done=False)
 
 
+def test_a_supervised_process_is_hurried_by_sigint_alone() -> None:
+    """systemd signals all processes of a service, and then the supervisor tells its children."""
+    drain = Drain(GRACE_S, is_supervised=True)
+    assert drain.told(signal.SIGTERM, 0.0)
+    assert not drain.told(signal.SIGTERM, 1.0)
+    assert not is_over(drain, 1.0, done=False)
+    assert not drain.told(signal.SIGINT, 2.0)
+    assert is_over(drain, 2.0, done=False)
+
+
 def test_without_a_grace_sigterm_ends_at_once() -> None:
     drain = Drain(0)
     assert not drain.told(signal.SIGTERM, 0.0)

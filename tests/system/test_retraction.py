@@ -6,6 +6,7 @@ import asyncio
 import os
 import random
 import signal
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -41,15 +42,25 @@ def loop(model: Path) -> Loop:
     return Loop(model)
 
 
-@pytest.fixture(scope="module")
-def cases(loop: Loop) -> list[Case]:
+def cases_of(loop: Loop, all_fields: list[Body], num_tokens: int) -> list[Case]:
     draw = random.Random(2)
-    prompts = [[draw.randrange(3, VOCAB_SIZE) for _ in range(draw.randrange(5, 33))] for _ in FIELDS]
+    prompts = [[draw.randrange(3, VOCAB_SIZE) for _ in range(draw.randrange(5, 33))] for _ in all_fields]
     bodies = [
-        DEFAULTS | {"max_tokens": NUM_TOKENS, "prompt": prompt} | fields
-        for prompt, fields in zip(prompts, FIELDS, strict=True)
+        DEFAULTS | {"max_tokens": num_tokens, "prompt": prompt} | fields
+        for prompt, fields in zip(prompts, all_fields, strict=True)
     ]
     return [loop.case(body, body["prompt"]) for body in bodies]
+
+
+@pytest.fixture(scope="module")
+def cases(loop: Loop) -> list[Case]:
+    return cases_of(loop, FIELDS, NUM_TOKENS)
+
+
+@pytest.fixture(scope="module")
+def long_cases(loop: Loop) -> list[Case]:
+    """Three that enter at once, with a little to spare, and need half as much again."""
+    return cases_of(loop, FIELDS[:3], 460)
 
 
 async def ask(client: Client, cases: list[Case], outcomes: list[Scored], cut: list[Body]) -> None:
@@ -84,14 +95,16 @@ def test_everybody_finishes_with_the_tokens_of_a_large_pool(
         for case, outcome in zip(cases, outcomes, strict=True):
             check(case, outcome, loop)
         assert client.metric("baton_node_requests_retracted_total") > 0
+        server.wait_ready()
         client.assert_ledger_clean()
 
 
-def test_a_retracted_request_goes_on_while_the_prefill_node_is_stopped(
-    model: Path, loop: Loop, cases: list[Case]
+@pytest.mark.parametrize("end", [signal.SIGSTOP, signal.SIGKILL])
+def test_a_retracted_request_goes_on_without_the_prefill_node(
+    model: Path, loop: Loop, long_cases: list[Case], end: signal.Signals
 ) -> None:
-    few = cases[:3]  # as many as enter at once
-    with running(model, "--kv-pages", str(NUM_PAGES)) as server:
+    few = long_cases
+    with running(model, "--kv-pages", "66", calm=end is signal.SIGSTOP) as server:
         client = Client(server.url, server.model)
         prefill = server.pids()["prefill"]
         outcomes = [Scored() for _ in few]
@@ -103,13 +116,15 @@ def test_a_retracted_request_goes_on_while_the_prefill_node_is_stopped(
                     group.create_task(client.follow(http, case.body | streams, outcome, COMPLETIONS))
                 while not all(outcome.token_ids for outcome in outcomes):
                     await asyncio.sleep(0.005)
-                os.kill(prefill, signal.SIGSTOP)
+                os.kill(prefill, end)
 
         try:
             asyncio.run(stop_when_all_decode())
         finally:
-            os.kill(prefill, signal.SIGCONT)
+            with suppress(ProcessLookupError):
+                os.kill(prefill, signal.SIGCONT)
         for case, outcome in zip(few, outcomes, strict=True):
             check(case, outcome, loop)
         assert client.metric("baton_node_requests_retracted_total") > 0
+        server.wait_ready()
         client.assert_ledger_clean()

@@ -9,9 +9,10 @@ from contextlib import closing
 import pytest
 import zmq
 
+from common.addresses import MAX_IPC_PATH, check_address
 from common.codec import MAX_FRAME_BYTES, MAX_FRAMES
 from common.errors import ConfigError
-from common.sockets import MAX_IPC_PATH, FrameSocket, Placer, ReceivedFrames, check_address, wait
+from common.sockets import FrameSocket, Placer, ReceivedFrames, wait
 from tests.wire.loop import until
 
 Context = zmq.Context[zmq.Socket[bytes]]

@@ -1,0 +1,1 @@
+"""The faults of others, tried on this server: `baton conformance`."""
