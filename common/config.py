@@ -191,7 +191,8 @@ class NodeConfig:
     join: str = option("", "Address of the gateway that this node joins.")
     listen: str | None = option(
         None,
-        "Address that a prefill node binds for decode nodes [default: private, or where others reach this host].",
+        "Address that a prefill node binds for decode nodes [default: private; with a gateway on another "
+        "host, on the interface that leads to it].",
     )
     node_id: str | None = option(None, "Name of this node in logs and metrics [default: role and pid].")
     keys: str | None = keys_option()

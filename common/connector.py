@@ -40,7 +40,8 @@ class Connector(Peering):
         self._context = context
         self._check = check
         self._target = address
-        self._retry_s: float | None = None  # when the next attempt is due, after a refusal of our keys
+        self._retry_s: float | None = None  # when the next attempt is due, after a handshake failed
+        self._num_refusals = 0  # since the link was up
         self._start(now)
 
     @property
@@ -68,7 +69,9 @@ class Connector(Peering):
             if session is not self._session:  # the socket was replaced: the rest is of the old process
                 break
         if session is self._session and (reason := self.socket.refused()) is not None:
-            self._refused(reason)
+            self._num_refusals += 1
+            if self._num_refusals > 1:  # the first may be the last that a dying process did
+                self._refused(reason)
             self._retry_s = now + REFUSED_RETRY_S
         if self._retry_s is not None:
             if now >= self._retry_s:
@@ -104,4 +107,6 @@ class Connector(Peering):
     def _lost(self, session: Session, now: float) -> None:
         # A DEALER hands what it has queued to the next process at the address: a new one has nothing queued.
         self.socket.close()
+        if session.peer is not None:
+            self._num_refusals = 0
         self._start(now)

@@ -5,8 +5,8 @@
 A rule is `[NODE/]ACTION:POINT[@N][*TIMES][:ARGUMENT]`; docs/faults.md has all of them. With `@/FILE` they are
 in a file, and are others as soon as the file is.
 
-Here are the language and the counting. What a rule does is done by classes that stand in for a socket, a plane,
-an allocator: they are chosen when a node is built, and without rules nothing of this is there.
+Here are the language and the counting. What a rule does is done by classes that stand in for a socket, a
+plane, an allocator: they are chosen when a node is built, and without rules nothing of this is there.
 """
 
 from __future__ import annotations
@@ -118,17 +118,19 @@ def _rule(text: str) -> Rule:
 
 
 class Hold:
-    """Something that a rule holds, until it is over."""
+    """Something that a rule holds until it is over, or the rule is there no more."""
 
     def __init__(self, rule: Rule, faults: Faults) -> None:
         self._faults = faults
-        self._until = rule.until
+        self._rule = rule
         self._end_s = faults.clock() + rule.hold_s
         self.is_over()  # so that somebody looks again
 
     def is_over(self) -> bool:
         """Say whether it goes on; if not, the node's loop is woken soon to ask again."""
-        over = self._faults.clock() >= self._end_s if self._until is None else self._until.exists()
+        until = self._rule.until
+        over = self._faults.clock() >= self._end_s if until is None else until.exists()
+        over = over or not self._faults.has(self._rule)
         if not over:
             self._faults.look_again()
         return over
@@ -173,6 +175,11 @@ class Faults:
         """Count an occasion; return what is held there, if it is."""
         rule = self.find(point, action)
         return None if rule is None else Hold(rule, self)
+
+    def has(self, rule: Rule) -> bool:
+        """Say whether a rule is still there."""
+        self._read_file()
+        return rule in self.rules
 
     def look_again(self) -> None:
         """Wake the loop soon."""

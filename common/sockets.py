@@ -28,8 +28,11 @@ ZERO_COPY_BYTES = 64 << 10
 CONNECT_TIMEOUT_MS = 5_000  # the system's own takes minutes, while a cut link may be mended
 # What a handshake fails with when the two ends have different keys, or one of them none.
 KEY_FAILURES = (zmq.PROTOCOL_ERROR_ZMTP_CRYPTOGRAPHIC, zmq.PROTOCOL_ERROR_ZMTP_MECHANISM_MISMATCH)
-HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-BROKEN = zmq.EVENT_DISCONNECTED | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+HANDSHAKE_FAILED = (
+    zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+)
 
 Pollable = zmq.Socket[bytes] | int
 # Called with (identity, first frame); gives the buffers that the payload frames go to, or None.
@@ -69,7 +72,7 @@ class FrameSocket:
         if keys is not None:
             secure(self._socket, keys, binds=self._is_router)
         monitor = f"inproc://monitor-{self._socket.fileno()}"
-        self._socket.monitor(monitor, HANDSHAKE_FAILED | (0 if self._is_router else BROKEN))
+        self._socket.monitor(monitor, HANDSHAKE_FAILED | (0 if self._is_router else zmq.EVENT_DISCONNECTED))
         self._monitor = context.socket(zmq.PAIR)
         self._monitor.setsockopt(zmq.RCVHWM, 0)  # at its mark it would hold the I/O thread up
         self._monitor.connect(monitor)
@@ -116,15 +119,15 @@ class FrameSocket:
         return lost
 
     def refused(self) -> str | None:
-        """Say why a handshake failed since the last call, if one did for want of the same keys.
+        """Say why a handshake failed since the last call, if one did, as it does for want of the same keys.
 
-        A DEALER makes no new attempt then: replace the socket.
+        A DEALER makes no new attempt then: replace the socket. Its peer may also have died just then.
         """
         self._read_monitor()
         if not self._is_refused:
             return None
         self._is_refused = False
-        ours = "others than this process, or none" if self._has_keys else "keys, and this process has none"
+        ours = "other keys than this process, or none" if self._has_keys else "keys, and this process none"
         whom = f"a peer at {self.address}" if self._is_router else self.address
         if not self._is_router:
             with contextlib.suppress(zmq.ZMQError):
@@ -142,8 +145,9 @@ class FrameSocket:
                 case zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                     self._is_refused = True
                 case zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL:
-                    # The peer hung up. Between two ends with keys that is how it says that it has others.
-                    self._is_refused |= self._has_keys
+                    # The peer hung up, as it does when it is the first to see that the keys differ. Without
+                    # keys whoever connects is on this host, and says so itself; if it died, that is no news.
+                    self._is_refused |= self._has_keys or not self._is_router
 
     def send(self, frames: Sequence[Buffer], identity: bytes = b"") -> bool:
         """Queue a message; False when the peer is gone. A large frame must not be written to afterwards."""

@@ -1,7 +1,7 @@
-"""Ask a server over HTTP, one request or many at once, leave before the end, look at its ledger and metrics.
+"""Ask a server over HTTP, one request or many at once, or leave early; look at its ledger and metrics.
 
-Every wait has an end: what does not come within `wait_s` of the client raises AssertionError, or is an outcome
-without a status.
+Every wait has an end: what does not come within `wait_s` of the client raises AssertionError, or is an
+outcome that has not succeeded.
 """
 
 from __future__ import annotations
@@ -121,17 +121,22 @@ class Pending:
 
 
 class Client:
-    """One server's client; waits for `wait_s` at most."""
+    """One server's client; waits for `wait_s` at most, and shows its key where it has one."""
 
-    def __init__(self, url: str, model: str, wait_s: float = WAIT_S) -> None:
+    def __init__(self, url: str, model: str, wait_s: float = WAIT_S, api_key: str | None = None) -> None:
         self.url = url
         self.model = model
         self.wait_s = wait_s
-        self._pages = httpx.Client(base_url=self.url, timeout=wait_s, verify=False)
+        self._headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        self._pages = httpx.Client(base_url=url, timeout=wait_s, verify=False, headers=self._headers)
 
     def get(self, path: str) -> httpx.Response:
         """Get a page."""
         return self._pages.get(path)
+
+    def post(self, path: str, body: Body) -> httpx.Response:
+        """Post a body as it is; for answers that are not completions."""
+        return self._pages.post(path, json={"model": self.model, **body})
 
     def ask(self, body: Body, path: str = "/v1/completions") -> Outcome:
         """Send one request and wait for its end."""
@@ -160,7 +165,9 @@ class Client:
         """A client with as many connections as it takes."""
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         # verify=False: plain HTTP needs no certificates, and loading them takes as long as a request.
-        return httpx.AsyncClient(base_url=self.url, timeout=self.wait_s, limits=limits, verify=False)
+        return httpx.AsyncClient(
+            base_url=self.url, timeout=self.wait_s, limits=limits, verify=False, headers=self._headers
+        )
 
     async def follow(
         self, http: httpx.AsyncClient, body: Body, outcome: Outcome, path: str = "/v1/completions"

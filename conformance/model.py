@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers.utils.logging
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import (
     AutoModelForCausalLM,
@@ -29,6 +30,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
 )
+transformers.utils.logging.disable_progress_bar()
 _CORPUS = [
     "the quick brown fox jumps over the lazy dog and then tells a long story about other things",
     "she sells sea shells by the shore while seven sailors sing softly under a silver summer sky",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from conformance.client import Body, Outcome
+import numpy as np
+
+from conformance.client import Body, Outcome, greedy
 from conformance.model import EOS_PROMPT
+from conformance.recipes import post, refused
 from conformance.reference import Expected
 from conformance.rows import Needs, Proof, row
 from conformance.setup import Setup, prompt
@@ -47,8 +50,8 @@ def check_all(s: Setup, requests: list[Body]) -> list[Expected]:
         "P does not say that its token ends the request",
         patch="import common.request as r\n"
         "real = r.SamplingParams.finish_reason\n"
-        "r.SamplingParams.finish_reason = lambda self, token, count, eos: None if count == 1 "
-        "else real(self, token, count, eos)\n",
+        "r.SamplingParams.finish_reason = lambda self, token, count, eos: "
+        "real(self, token, count, () if count == 1 else eos)\n",
     ),
 )
 def c1(s: Setup) -> None:
@@ -66,7 +69,8 @@ def c1(s: Setup) -> None:
         "the first token is not counted",
         patch="import common.request as r\n"
         "real = r.SamplingParams.finish_reason\n"
-        "r.SamplingParams.finish_reason = lambda self, token, count, eos: real(self, token, count - 1, eos)\n",
+        "r.SamplingParams.finish_reason = lambda self, t, count, eos: real(self, t, count - 1, eos)\n"
+        "r.Request.wants_decode = property(lambda q: 0 < q.num_sampled <= q.sampling.max_tokens)\n",
     ),
 )
 def c2(s: Setup) -> None:
@@ -82,3 +86,149 @@ def c2(s: Setup) -> None:
             assert outcome.usage["completion_tokens"] == most
             if not s.is_remote:
                 check(s, request, outcome)
+
+
+# The model answers them with words: "ly" again and again; "qu", "ick", " whil"; "ing", "W", "ing".
+WORDS = ([167], [173], [168])
+LONG = [5, 90, 90, 17, 200, 41, 5, 118, 301, 90, 33, 64, 17, 255, 9, 77]  # a page, with repetitions
+TOLERANCE = 1e-4
+PENALTIES: tuple[Body, ...] = (
+    {"presence_penalty": 2},
+    {"frequency_penalty": 2},
+    {"repetition_penalty": 1.9},
+    {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+)
+GROWING_TOKENS = 320  # more than is kept free for each at admission
+SMALL = ("--kv-pages", "60")  # of 16 tokens: three of the answers that grow begin, two end
+UNCOUNTED = Proof(
+    "the handed-over token is not counted",
+    patch="import common.engine.penalties as p\np.PenaltyState.count_seeded = lambda *_: None\n",
+)
+FORGOTTEN = Proof(
+    "counts are forgotten when a request comes back",
+    patch="import common.engine.penalties as p\n"
+    "real = p.PenaltyState.prime\n"
+    "def prime(self, request):\n"
+    "    real(self, request)\n"
+    "    if request.sampling.has_penalties and request.resumed_ids is not None:\n"
+    "        self._counts[request.row].zero_()\n"
+    "p.PenaltyState.prime = prime\n",
+)
+
+
+@row(
+    "C3",
+    "stop strings and stop tokens see the first token",
+    proof=Proof(
+        "the first piece of text is not looked at",
+        patch="import gateway.stops as g\n"
+        "real = g.StopStrings.feed\n"
+        "def feed(self, piece, *, armed):\n"
+        "    began, self.began = getattr(self, 'began', False), True\n"
+        "    return real(self, piece, armed=armed and began)\n"
+        "g.StopStrings.feed = feed\n",
+    ),
+)
+def c3(s: Setup) -> None:
+    for ids in WORDS:
+        first = s.reference.expect(body(ids, 1, ignore_eos=True))
+        stops: tuple[Body, ...] = (
+            {"stop": [first.text]},
+            {"stop": [first.text[:1]]},
+            {"stop_token_ids": first.tokens},
+        )
+        for answer in check_all(s, [body(ids, most, **stop) for stop in stops for most in (1, 20)]):
+            assert (answer.text, answer.finish, len(answer.tokens)) == ("", "stop", 1)
+
+
+def scores(s: Setup, request: Body) -> list[float]:
+    """Ask for an answer with log probabilities, checked; return those of its tokens."""
+    response = post(s, "/v1/completions", request)
+    assert response.status_code == 200, response.text
+    choice = response.json()["choices"][0]
+    assert choice["token_ids"] == s.reference.expect(request).tokens
+    told: list[float] = choice["logprobs"]["token_logprobs"]
+    return told
+
+
+@row(
+    "C6",
+    "log probabilities begin with the first token, and are the model's",
+    proof=Proof(
+        "P does not send those of its token",
+        patch="import dataclasses, transfer.sender_endpoint as e\n"
+        "real = e.SenderEndpoint.first_token\n"
+        "e.SenderEndpoint.first_token = lambda self, key, choice, **how: real(\n"
+        "    self, key, dataclasses.replace(choice, logprobs=None), **how)\n",
+    ),
+)
+def c6(s: Setup) -> None:
+    for ids in (*WORDS, LONG):
+        for most in (1, 12):
+            request = body(ids, most, ignore_eos=True, logprobs=5)
+            expected = s.reference.expect(request)
+            right = [score[token] for token, score in zip(expected.tokens, expected.scores, strict=True)]
+            told = scores(s, request)
+            assert len(told) == most, f"{len(told)} for {most} tokens"
+            np.testing.assert_allclose(told, right, rtol=0, atol=TOLERANCE)
+
+
+@row(
+    "C7",
+    "echo and prompt_logprobs are refused by name",
+    needs=Needs.HTTP,
+    proof=Proof(
+        "they are ignored",
+        patch="import gateway.unsupported as u\nu.COMPLETION['echo'] = (False, True)\n",
+    ),
+)
+def c7(s: Setup) -> None:
+    for field, value in (("echo", True), ("prompt_logprobs", 1)):
+        for how in BOTH:
+            refused(s, body(LONG, 4, **{field: value}) | how, field)
+
+
+@row(
+    "C8",
+    "no grammars: who asks for one is told so, and gets no free text",
+    needs=Needs.HTTP,
+    proof=Proof(
+        "response_format is ignored",
+        patch="import gateway.unsupported as u\n"
+        "u.CHAT['response_format'] = ({'type': 'json_object'}, {'type': 'text'})\n",
+    ),
+)
+def c8(s: Setup) -> None:
+    for form in (
+        {"type": "json_object"},
+        {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
+    ):
+        request = {"messages": [{"role": "user", "content": "hi"}], "response_format": form, "max_tokens": 4}
+        refused(s, request, "response_format", "/v1/chat/completions")
+
+
+@row(
+    "C9",
+    "penalties live through a retraction (there are no grammars)",
+    options=SMALL,
+    proof=FORGOTTEN,
+)
+def c9(s: Setup) -> None:
+    retracted = s.client.metric("baton_node_requests_retracted_total")
+    requests = [
+        greedy(prompt(seed, 20), GROWING_TOKENS) | penalty for seed, penalty in enumerate(PENALTIES, 1)
+    ] * 2
+    for request, outcome in zip(requests, s.client.ask_all(requests), strict=True):
+        check(s, request, outcome)
+    assert s.client.metric("baton_node_requests_retracted_total") > retracted, "nobody was retracted"
+
+
+@row("C10", "penalties count the prompt and the handed-over token", proof=UNCOUNTED)
+def c10(s: Setup) -> None:
+    for ids in (WORDS[0], LONG):
+        plain = s.reference.expect(greedy(ids, 12)).tokens
+        for answer in check_all(s, [greedy(ids, 12) | penalty for penalty in PENALTIES]):
+            assert answer.tokens != plain, "a penalty that changes nothing shows nothing"
+    # Only the count of the handed-over token makes the second one another: "ly" after "ly" no more.
+    (answer, _) = check_all(s, [body(WORDS[0], 2, presence_penalty=2, frequency_penalty=2)])
+    assert answer.tokens[0] != answer.tokens[1]

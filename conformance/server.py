@@ -20,6 +20,10 @@ OPTIONS = ("--port", "0", "--device", "cpu", "--debug-checks", "--verify-pages")
 RULES = "rules"  # the file that BATON_FAULTS names
 
 
+class NotStarted(Exception):
+    """A server did not become ready: nothing was tried."""
+
+
 class Server:
     """A server in a folder of its own, whose path must be short: there are sockets in it.
 
@@ -73,18 +77,24 @@ class Server:
         return poll_until(look, deadline_s, f"{pattern!r} in the log", self.tail)
 
     def wait_ready(self) -> None:
-        """Wait until /ready says so."""
-        url = self.url
+        """Wait until /ready says so.
+
+        Raises:
+            NotStarted: it does not.
+        """
 
         def ready() -> bool:
             if self.process.poll() is not None:
                 raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.tail()}")
             try:
-                return httpx.get(url + "/ready", timeout=5, trust_env=False).status_code == 200
+                return httpx.get(self.url + "/ready", timeout=5, trust_env=False).status_code == 200
             except httpx.TransportError:
                 return False
 
-        poll_until(ready, START_S, "the server is ready", self.tail)
+        try:
+            poll_until(ready, START_S, "the server is ready", self.tail)
+        except AssertionError as error:
+            raise NotStarted(str(error)) from None
 
     def tail(self) -> str:
         """The end of the log."""

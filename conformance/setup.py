@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import tempfile
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
+
+import httpx
 
 from conformance.client import Client, Outcome, greedy
 from conformance.model import write_tiny_model
@@ -15,6 +18,8 @@ from conformance.rows import Needs, Proof, Row
 from conformance.server import Server
 
 WAIT_S = 30.0  # for an answer; no row needs a tenth of it
+MOST_SERVERS = 3
+FAILURES = (AssertionError, httpx.HTTPError, OSError, ValueError, LookupError, TypeError)
 PROOF_WAIT_S = 8.0  # where it is expected that nothing comes
 
 
@@ -48,21 +53,21 @@ class Setup:
     def __init__(
         self,
         client: Client,
-        models: Models | None = None,
+        servers: Servers | None = None,
         server: Server | None = None,
         proof: Proof | None = None,
     ) -> None:
         self.client = client
-        self._models = models
+        self._servers = servers
         self._server = server
-        self._proof = proof or Proof("")
-        self._stack = ExitStack()
+        self._proof = proof
         self._since = 0
+        self._stand("")
 
     @property
     def is_remote(self) -> bool:
         """There is a URL and nothing else: of which model is not known."""
-        return self._models is None
+        return self._servers is None
 
     @property
     def server(self) -> Server:
@@ -73,8 +78,8 @@ class Setup:
     @property
     def models(self) -> Models:
         """The models of this run."""
-        assert self._models is not None
-        return self._models
+        assert self._servers is not None
+        return self._servers.models
 
     @property
     def reference(self) -> Reference:
@@ -108,13 +113,20 @@ class Setup:
 
     @contextmanager
     def faults(self, rules: str) -> Iterator[None]:
-        """Have these things go wrong meanwhile (common/faults.py has the language)."""
+        """Have these things go wrong meanwhile (docs/faults.md has the language)."""
         self._since = len(self.server.log)
-        self.server.set_faults("; ".join(filter(None, (rules, self._proof.faults))))
+        self._stand(rules)
         try:
             yield
         finally:
-            self.server.set_faults(self._proof.faults)
+            self._stand("")
+
+    def _stand(self, rules: str) -> None:
+        """Set the rules, with those of the proof."""
+        if self._server is not None:
+            self._server.set_faults(
+                "; ".join(filter(None, (rules, self._proof.faults if self._proof else "")))
+            )
 
     def await_fired(self, rule: str) -> None:
         """Wait until a rule (a part of it will do) has fired since `faults`."""
@@ -129,18 +141,24 @@ class Setup:
     # Other servers ----------------------------------------------------------------------------------------
 
     @contextmanager
+    def shared(self, *options: str) -> Iterator[Setup]:
+        """Work with the server of other options that rows share; it must be left as it was."""
+        assert self._servers is not None
+        if self._proof is not None:  # nobody else may have that one
+            with self.serving(*options) as other:
+                yield other
+            return
+        with self._servers.kept(options):
+            server = self._servers.get(options)
+            yield Setup(Client(server.url, server.model, self.client.wait_s), self._servers, server)
+
+    @contextmanager
     def serving(self, *options: str, model: Path | None = None) -> Iterator[Setup]:
-        """Run another server for a while; yields what works with it."""
-        with running(self.models, options, self._proof, model) as server:
-            yield Setup(
-                Client(server.url, server.model, self.client.wait_s), self._models, server, self._proof
-            )
-            check_pages(Client(server.url, server.model, self.client.wait_s))
-
-
-def check_pages(client: Client) -> None:
-    """All pages are free, or are within what is promised."""
-    client.assert_ledger_clean()
+        """Run another server for a while."""
+        with running(self.models, options, self._proof, model, stops=self._proof is None) as server:
+            client = Client(server.url, server.model, self.client.wait_s)
+            yield Setup(client, self._servers, server, self._proof)
+            client.assert_ledger_clean()
 
 
 def prompt(seed: int, length: int) -> list[int]:
@@ -150,29 +168,42 @@ def prompt(seed: int, length: int) -> list[int]:
 
 @contextmanager
 def running(
-    models: Models, options: Sequence[str], proof: Proof | None = None, model: Path | None = None
+    models: Models,
+    options: Sequence[str],
+    proof: Proof | None = None,
+    model: Path | None = None,
+    *,
+    stops: bool = True,
 ) -> Iterator[Server]:
-    """Run a server for a while."""
+    """Run a server for a while; `stops`: in the end it must stop as it should."""
     # Its path is short: pytest's folders are too deep for sockets.
     with tempfile.TemporaryDirectory(prefix="bc-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         server = Server(Path(folder), model or models.tiny, options, patch=proof.patch if proof else "")
         try:
             server.wait_ready()
             yield server
-            if server.process.poll() is None:
+            if stops and server.process.poll() is None:
                 server.stop()
         finally:
             server.kill()
 
 
 class Servers:
-    """The servers that rows share: one at a time, of the options that were asked for last."""
+    """The servers that rows share: the last few, by their options."""
 
     def __init__(self, models: Models) -> None:
         self.models = models
-        self._stack = ExitStack()
-        self._server: Server | None = None
-        self._options: tuple[str, ...] | None = None
+        self._running: OrderedDict[tuple[str, ...], tuple[Server, ExitStack]] = OrderedDict()
+
+    def get(self, options: tuple[str, ...]) -> Server:
+        """Return a server of these options; start it if need be."""
+        if options not in self._running:
+            while len(self._running) >= MOST_SERVERS:
+                self._end(next(iter(self._running)))
+            stack = ExitStack()
+            self._running[options] = stack.enter_context(running(self.models, options)), stack
+        self._running.move_to_end(options)
+        return self._running[options][0]
 
     def run(self, row: Row) -> None:
         """Try a row.
@@ -182,42 +213,55 @@ class Servers:
         """
         if row.needs is Needs.FRESH:
             with running(self.models, row.options) as server:
-                _try(row, self.models, server, WAIT_S)
+                row.run(self._setup(server, WAIT_S))
             return
-        if self._server is None or self._options != row.options:
-            self.close()
-            self._options = row.options
-            self._server = self._stack.enter_context(running(self.models, row.options))
-        before = self._server.nodes()
+        if row.needs is Needs.NOTHING:
+            row.run(self._setup(None, WAIT_S))
+            return
+        server = self.get(row.options)
+        with self.kept(row.options):
+            row.run(self._setup(server, WAIT_S))
+
+    @contextmanager
+    def kept(self, options: tuple[str, ...]) -> Iterator[None]:
+        """Check that a shared server is left as it was; end it if it is not."""
+        server = self.get(options)
+        before = server.nodes()
         try:
-            _try(row, self.models, self._server, WAIT_S)
-            check_pages(Client(self._server.url, self._server.model, WAIT_S))
-            after = self._server.nodes()
-            assert before == after, f"a process ended: {before}, then {after}\n{self._server.tail()}"
+            yield
+            server.set_faults("")
+            Client(server.url, server.model, WAIT_S).assert_ledger_clean()
+            after = server.nodes()
+            assert before == after, f"a process ended: {before}, then {after}\n{server.tail()}"
         except BaseException:
-            self._server.kill()  # nobody else shall find what is left of it
-            self.close()
+            server.kill()
+            self._end(options)
             raise
 
-    def prove(self, row: Row) -> bool:
-        """Put a row's fault back in; say whether the row fails then."""
-        assert row.proof is not None
-        try:
-            with running(self.models, row.options, row.proof) as server:
-                _try(row, self.models, server, PROOF_WAIT_S, row.proof)
-                check_pages(Client(server.url, server.model, PROOF_WAIT_S))
-        except (AssertionError, OSError, ValueError, LookupError):
-            return True
-        return False
+    def prove(self, row: Row) -> None:
+        """Try a row with its fault put back in, on a server of its own.
+
+        Raises:
+            AssertionError, and what else `FAILURES` has: the row found it.
+            NotStarted: the server did not get so far.
+        """
+        with ExitStack() as stack:
+            server = None
+            if row.needs is not Needs.NOTHING:
+                server = stack.enter_context(running(self.models, row.options, row.proof, stops=False))
+            setup = self._setup(server, PROOF_WAIT_S, row.proof)
+            row.run(setup)
+            if server is not None:
+                setup.client.assert_ledger_clean()
 
     def close(self) -> None:
         """End what runs."""
-        stack, self._stack, self._server = self._stack, ExitStack(), None
-        stack.close()
+        while self._running:
+            self._end(next(iter(self._running)))
 
+    def _setup(self, server: Server | None, wait_s: float, proof: Proof | None = None) -> Setup:
+        url, model = ("http://127.0.0.1:9", "none") if server is None else (server.url, server.model)
+        return Setup(Client(url, model, wait_s), self, server, proof)
 
-def _try(row: Row, models: Models, server: Server, wait_s: float, proof: Proof | None = None) -> None:
-    setup = Setup(Client(server.url, server.model, wait_s), models, server, proof)
-    server.set_faults(setup._proof.faults)
-    row.run(setup)
-    server.set_faults("")
+    def _end(self, options: tuple[str, ...]) -> None:
+        self._running.pop(options)[1].close()

@@ -16,21 +16,18 @@ class FaultyDecodeScheduler(DecodeScheduler):
         active = faults.active()
         assert active is not None
         self._faults = active
-        self._merges: set[RequestKey] = set()  # met the barrier
-        self._merge_hold: faults.Hold | None = None
+        self._holds: dict[RequestKey, faults.Hold | None] = {}  # of those that arrived
 
     def take_prebuilt(self) -> Prebuilt | None:
         """Batch what arrived, or nothing while one of them is held."""
         prebuilt = super().take_prebuilt()
         if prebuilt is None:
             return None
-        for entry in prebuilt.entries:
-            if entry.key not in self._merges:
-                self._merges.add(entry.key)
-                self._merge_hold = self._faults.hold("merge", "barrier") or self._merge_hold
-        if self._merge_hold is not None and not self._merge_hold.is_over():
+        known, self._holds = self._holds, {}
+        for key in (entry.key for entry in prebuilt.entries):
+            self._holds[key] = known[key] if key in known else self._faults.hold("merge", "barrier")
+        if any(hold is not None and not hold.is_over() for hold in self._holds.values()):
             return None
-        self._merges.difference_update(entry.key for entry in prebuilt.entries)
         return prebuilt
 
 

@@ -25,7 +25,7 @@ from fuzz import corpus
 from fuzz.plain import Found, begin
 from fuzz.targets import TARGETS
 
-MOST_KEPT_BYTES = 40_000  # a target
+MOST_KEPT_BYTES = 30_000  # a target
 _ENV = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent.parent)}
 
 
@@ -41,14 +41,15 @@ def _plain(name: str, runs: int, seed: int, *, save: bool) -> dict[str, Any]:
         raise
     finally:
         if save:
-            corpus.keep(name, run.firsts.values(), most_bytes=MOST_KEPT_BYTES)
+            corpus.keep(name, run.firsts.values(), target.run, most_bytes=MOST_KEPT_BYTES)
     return {"runs": done, "outcomes": len(run.firsts)}
 
 
 def _guided(name: str, runs: int, seed: int, *, save: bool, jobs: int) -> dict[str, Any]:
+    target = TARGETS[name]()
     with tempfile.TemporaryDirectory() as folder:
         found = Path(folder)
-        for number, data in enumerate((*TARGETS[name]().seeds, *corpus.load(name))):
+        for number, data in enumerate((*target.seeds, *corpus.load(name))):
             (found / f"seed-{number}").write_bytes(data)
         command = [sys.executable, "-m", "fuzz.guided", name]
         children = [
@@ -64,7 +65,7 @@ def _guided(name: str, runs: int, seed: int, *, save: bool, jobs: int) -> dict[s
             raise click.ClickException("\n".join(text[-4000:] for text in said))
         inputs = [path.read_bytes() for path in found.iterdir()]
         if save:
-            corpus.keep(name, inputs, most_bytes=MOST_KEPT_BYTES)
+            corpus.keep(name, inputs, target.run, most_bytes=MOST_KEPT_BYTES)
         covered = [int(number) for text in said for number in re.findall(r" cov: (\d+)", text)]
         return {"runs": runs // jobs * jobs, "inputs": len(inputs), "coverage": max(covered)}
 

@@ -108,7 +108,7 @@ def _runner(text: TextPipeline) -> Callable[[bytes], str]:
             if not 400 <= error.status < 500:
                 raise
             response = error_response(error)
-            shown = ErrorBody.model_validate_json(response.body).error
+            shown = ErrorBody.model_validate_json(bytes(response.body)).error
             assert shown.message.isprintable(), shown.message
             assert len(response.body) < 4096
             return f"{endpoint.path} {error.status} {re.sub(r'[0-9]+', '_', str(error.param))} {error.code}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from fuzz.targets import Run
+
 FOLDER = Path(__file__).parent / "corpus"
 
 
@@ -14,10 +16,18 @@ def load(name: str) -> list[bytes]:
     return [bytes.fromhex(line) for line in path.read_text().splitlines()] if path.exists() else []
 
 
-def keep(name: str, inputs: Iterable[bytes], *, most_bytes: int) -> int:
-    """Write the inputs anew, the short ones first, as many as fit; return how many."""
-    lines: list[str] = []
+def keep(name: str, inputs: Iterable[bytes], run: Run, *, most_bytes: int) -> int:
+    """Write the inputs anew, as many as fit; return how many.
+
+    For each outcome the shortest one goes first, then what else reached new code, the shortest first.
+    """
+    firsts: dict[str, bytes] = {}
+    others: list[bytes] = []
     for data in sorted(set(inputs), key=lambda data: (len(data), data)):
+        if firsts.setdefault(run(data), data) is not data:
+            others.append(data)
+    lines: list[str] = []
+    for data in (*firsts.values(), *others):
         most_bytes -= 2 * len(data) + 1
         if most_bytes < 0:
             break

@@ -118,8 +118,10 @@ def _for_sender(choices: Choices) -> tx.Input:
 
 def _sender(data: bytes) -> str:
     choices = Choices(data)
-    machine = tx.Sender(1, 1 + choices.below(4))
+    num_pages = 1 + choices.below(4)
+    machine = tx.Sender(1, num_pages)
     said: list[str] = []
+    posted = 0
     for _ in range(MAX_INPUTS):
         if not choices.left:
             break
@@ -132,10 +134,12 @@ def _sender(data: bytes) -> str:
             assert ended or not isinstance(input_, Abort | tx.Lost | tx.Fail) or before is SenderState.QUEUED
             break  # our own bug ends the process
         assert not ended, "it is over"
+        posted += input_.num_pages if isinstance(input_, tx.Posted) else 0
         for output in outputs:
             assert isinstance(output, get_args(tx.Output)), output
             said.append(type(output.message if isinstance(output, tx.Send) else output).__name__)
     assert said.count("Ended") == machine.ended
+    assert posted == num_pages or "Commit" not in said
     words = [word for word in said if word in ("Commit", "Rejected", "Failed", "Quiesced")]
     assert len(words) <= 1, words
     assert not words or said[-2:] == [words[0], "Ended"], said

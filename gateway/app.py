@@ -124,7 +124,7 @@ def _add_generation(app: FastAPI, endpoint: Endpoint, handler: Handler, model_na
         handler,
         methods=["POST"],
         response_model=None,
-        responses={200: {"content": answer_content(endpoint.body_object)}} | _ERRORS,
+        responses={**_ERRORS, 200: {"content": answer_content(endpoint.body_object)}},
         openapi_extra={"requestBody": body},
     )
 

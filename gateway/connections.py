@@ -129,6 +129,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self.app = self._normal_app
         if self._head_bytes > MAX_HEAD_BYTES:
             self.app = _refusing(HEAD_TOO_LARGE)
+            self.url = b"/"  # the parser of targets takes no longer ones
         elif len(self.connections) > self.limits.max_connections:
             self.app = _refusing(OVERLOADED, otherwise=self._normal_app)
         self._expect()
@@ -138,6 +139,10 @@ class LimitedProtocol(HttpToolsProtocol):
         """The request is whole."""
         self._stop_timer()
         super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """Say that this is no HTTP."""
+        self._answer_and_close(RequestRejected(msg, code="invalid_http"))
 
     # --------------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,8 @@ def request_schema(kind: type[GenerationRequest], unsupported: Table, model_name
         _allow(part, _TABLES.get(name, {}))
     _allow(whole, unsupported)
     whole["properties"]["model"] |= {"enum": [model_name]}
-    return _inlined(whole, parts)
+    schema: Schema = _inlined(whole, parts)
+    return schema
 
 
 def answer_content(body_object: str) -> dict[str, Schema]:

@@ -5,5 +5,5 @@ from __future__ import annotations
 import pytest
 
 pytest.register_assert_rewrite(
-    "tests.system.server", "tests.system.client", "tests.system.load", "tests.system.oracle"
+    "tests.system.server", "conformance.client", "tests.system.load", "tests.system.oracle"
 )

@@ -117,7 +117,7 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--gpu", "1", "--decode-gpus", "0"], {}, "--gpu 1 does not go with --decode-gpus"),
         (["serve", "--port", "0", "--device", "cuda"], {"CUDA_VISIBLE_DEVICES": ""}, "--device cuda: "),
         (["serve", "--port", "0", "--gpu", "1"], {"CUDA_VISIBLE_DEVICES": ""}, "--gpu 1: "),
-        (["prefill", "--join", "ipc:///tmp/x", "--gpu", "0", "--device", "cpu"], {}, "--device cpu"),
+        (["prefill", "--join", "ipc:///no/such/x", "--gpu", "0", "--device", "cpu"], {}, "--device cpu"),
         (["bench", "step", "/no/such/model"], {}, "/no/such/model"),
         (["bench", "transfer", "--device", "cpu", "--plane", "cuda-ipc"], {}, "--plane cuda-ipc"),
         (["models", "pull", "no-such-model"], {}, "no-such-model"),
@@ -125,7 +125,7 @@ def one_line(result: subprocess.CompletedProcess[str]) -> str:
         (["serve", "--host", "no.such.host.invalid"], {}, "no.such.host.invalid"),
         (["gateway", "/no/such/model"], {}, "/no/such/model"),
         (["decode"], {}, "--join"),
-        (["decode", "--parent-fd", "77", "--join", "ipc:///tmp/x"], {}, "--parent-fd"),
+        (["decode", "--parent-fd", "77", "--join", "ipc:///no/such/x"], {}, "--parent-fd"),
         (["no-such-command"], {}, "no-such-command"),
     ],
 )
@@ -169,7 +169,7 @@ def test_what_the_cpu_was_asked_for_is_refused_before_any_work(args: tuple[str, 
 def test_node_is_refused_what_needs_a_gpu_before_its_model_is_looked_for(
     command: str, args: tuple[str, ...], words: str
 ) -> None:
-    line = one_line(run(command, "/no/such/model", "--join", "ipc:///tmp/x", *args, **NO_GPU))
+    line = one_line(run(command, "/no/such/model", "--join", "ipc:///no/such/x", *args, **NO_GPU))
     assert words in line
     assert "--device" not in line
 

@@ -11,22 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from tests.model.paged import transformers_greedy
+from conformance.model import EOS_PROMPT, write_eos_model
 from tests.system.client import Client
 from tests.system.oracle import Case, Oracle
 from tests.system.server import running
-from tests.tiny import IM_END, VOCAB_SIZE, write_tiny_model
+from tests.tiny import VOCAB_SIZE
 
-EOS_PROMPT = [11, 205, 84, 40]
+__all__ = ["EOS_PROMPT"]
 LENGTHS = (1, 2, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129, 200, 300)
 NUM_TOKENS = 64
 
 
 @pytest.fixture(scope="session")
-def model(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Folder of the model that the servers serve."""
-    ((first,),) = transformers_greedy(tiny_model, [EOS_PROMPT], 1)
-    return write_tiny_model(tmp_path_factory.mktemp("eos"), eos_token_id=[IM_END, first])
+    return write_eos_model(tmp_path_factory.mktemp("eos"))
 
 
 @pytest.fixture(scope="session")

@@ -56,7 +56,7 @@ class Process:
         env.setdefault("OMP_NUM_THREADS", "1")  # see tests/conftest.py
         with log.open("ab") as output:
             self.popen = subprocess.Popen(
-                [BATON, *args],
+                self.command(*args),
                 # One thread a process: where many share few cores, threads that wait for each other at every
                 # operation come to a standstill.
                 env={**env, "TMPDIR": str(temp_dir), "OMP_NUM_THREADS": "1"},
@@ -65,6 +65,10 @@ class Process:
                 stderr=output,
                 process_group=0,
             )
+
+    def command(self, *args: str) -> list[str]:
+        """How it is started."""
+        return [str(BATON), *args]
 
     @property
     def pid(self) -> int:
