@@ -64,6 +64,7 @@ def d1(s: Setup) -> None:
 )
 def d3(s: Setup) -> None:
     gone, draw = s.client.metric("baton_requests_total", outcome="client_gone"), random.Random(3)
+    restarts = s.client.metric("baton_restarts_total")
 
     async def one() -> None:
         for _ in range(NUM_CANCELS // NUM_STREAMS):
@@ -79,6 +80,7 @@ def d3(s: Setup) -> None:
     check_all(s)
     gone = s.client.metric("baton_requests_total", outcome="client_gone") - gone
     assert gone > NUM_CANCELS / 4, f"only {gone} of {NUM_CANCELS} left something that was alive"
+    assert s.client.metric("baton_restarts_total") == restarts, "a process ended"
 
 
 @row(

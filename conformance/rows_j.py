@@ -194,7 +194,7 @@ def j7(s: Setup) -> None:
     "J9",
     "log probabilities of a chat are whole; tools are refused by name",
     needs=Needs.HTTP,
-    proof=Proof("tools are ignored", patch="import gateway.unsupported as u\ndel u.CHAT['tools']\n"),
+    proof=Proof("tools are ignored", patch="import gateway.unsupported as u\nu._same = lambda *_: True\n"),
 )
 def j9(s: Setup) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
@@ -212,7 +212,8 @@ def j9(s: Setup) -> None:
         patch="import pathlib, sys\n"
         "if 'decode' in sys.orig_argv:\n"
         "    folder = sys.orig_argv[sys.orig_argv.index('decode') + 1]\n"
-        "    assert (pathlib.Path(folder) / 'tokenizer.json').exists()\n",
+        "    if not (pathlib.Path(folder) / 'tokenizer.json').exists():\n"
+        "        raise SystemExit('no tokenizer')\n",
     ),
 )
 def j10(s: Setup) -> None:

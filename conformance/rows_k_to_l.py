@@ -80,11 +80,11 @@ def known_delays() -> Iterator[str]:
     "K1",
     "`baton bench serve` tells the delays of a server whose delays are known",
     proof=Proof(
-        "its clock is read once",
+        "its clock is slow",
         patch="import sys, time\n"
         "if 'bench' in sys.orig_argv:\n"
-        "    now = time.perf_counter()\n"
-        "    time.perf_counter = lambda: now\n",
+        "    real = time.perf_counter\n"
+        "    time.perf_counter = lambda: real() / 100\n",
     ),
 )
 def k1(s: Setup) -> None:

@@ -7,7 +7,7 @@ import pytest
 from conformance.rows import load_rows
 from conformance.setup import FAILURES, Models, Servers
 
-pytestmark = pytest.mark.system
+pytestmark = [pytest.mark.system, pytest.mark.conformance]
 
 CHEAP = ("A1", "A15", "B15", "C1", "D1", "F6")
 

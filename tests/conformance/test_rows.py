@@ -15,6 +15,7 @@ CATALOGUE = Path(__file__).parent.parent.parent / "docs" / "faults.md"
 
 
 @pytest.mark.system
+@pytest.mark.conformance
 @pytest.mark.parametrize("row", in_order(load_rows().values()), ids=lambda row: row.id)
 def test_row(row: Row, servers: Servers) -> None:
     servers.run(row)
