@@ -119,6 +119,13 @@ def epoch(s: Setup, name: str) -> int | None:
     return next((int(node["epoch"]) for node in nodes if node["id"] == name), None)
 
 
+def wait_linked(s: Setup) -> None:
+    """Wait until each of two decode nodes has linked to each of two prefill nodes: ready is one pair."""
+    for decode in ("decode-0", "decode-1"):
+        for prefill in ("prefill-0", "prefill-1"):
+            s.server.wait_for(rf"({decode}: linked to {prefill}, plane )", s.client.wait_s)
+
+
 def is_ready(s: Setup) -> bool:
     """Say whether requests are taken."""
     return s.client.get("/ready").status_code == 200

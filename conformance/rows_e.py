@@ -22,6 +22,7 @@ from conformance.recipes import (
     socket_path,
     stopped,
     wait_back,
+    wait_linked,
     without,
 )
 from conformance.rows import Needs, Proof, row
@@ -30,6 +31,7 @@ from conformance.setup import Setup, prompt
 
 TWO = ("--prefill", "2", "--decode", "2")
 PAUSE_S = 3.0
+POLL_S = 0.1
 BUSY_TOKENS = 300
 GROWING_TOKENS = 320  # more than is kept free for each at admission
 SMALL = ("--kv-pages", "60")  # of 16 tokens: three of the answers that grow begin, two end
@@ -129,6 +131,7 @@ def e4(s: Setup) -> None:
         end = time.monotonic() + PAUSE_S
         while time.monotonic() < end:
             assert_unavailable(s)
+            time.sleep(POLL_S)  # each writes a line, and nobody reads the log: the supervisor is stopped
         assert node_ids(s) == ["decode-0"]
     check_all(s)
 
@@ -207,6 +210,7 @@ def e7(s: Setup) -> None:
     ),
 )
 def e10(s: Setup) -> None:
+    wait_linked(s)
     before = s.server.nodes()
     many = PROMPTS * 3
     with s.faults("prefill/stall:plane@5:500ms"):  # so that it surely holds something

@@ -14,6 +14,7 @@ from conformance.recipes import (
     is_ready,
     joined,
     node_ids,
+    wait_linked,
     without,
 )
 from conformance.rows import Needs, Proof, row
@@ -32,6 +33,7 @@ BUSY = prompt(3, 200)
     proof=Proof("one prefill node commits nothing", faults="prefill-0/drop:Commit*; prefill-0/drop:Status*"),
 )
 def f13(s: Setup) -> None:
+    wait_linked(s)
     for seed in range(2):
         check_all(s, [prompt(seed * 50 + i, 1 + 6 * i) for i in range(50)])
         s.client.assert_ledger_clean()

@@ -18,6 +18,7 @@ from conformance.recipes import (
     joined,
     node_ids,
     socket_path,
+    wait_linked,
     without,
 )
 from conformance.rows import Needs, Proof, not_applicable, row
@@ -162,18 +163,17 @@ FIRST_ONE = Proof(
 
 @row("I2", "two and two on one host start with the defaults, all linked", options=TWO, proof=FIRST_ONE)
 def i2(s: Setup) -> None:
-    for decode in ("decode-0", "decode-1"):
-        for prefill in ("prefill-0", "prefill-1"):
-            s.server.wait_for(rf"({decode}: linked to {prefill}, plane )", s.client.wait_s)
+    wait_linked(s)
     check_all(s)
 
 
 @row("I3", "two prefill nodes of one host wait at addresses of their own", options=TWO, proof=FIRST_ONE)
 def i3(s: Setup) -> None:
-    used = s.client.metric("baton_node_transfers_started_total", role="prefill", node="prefill-1")
-    assert socket_path(s, "prefill-0") != socket_path(s, "prefill-1")
+    names = ("prefill-0", "prefill-1")
+    assert len({socket_path(s, name) for name in names}) == 2
+    s.client.until(lambda: set(names) <= set(node_ids(s)), "both have joined")
     check_all(s)
-    for name in ("prefill-0", "prefill-1"):
+    for name in names:
         used = s.client.metric("baton_node_transfers_started_total", role="prefill", node=name)
         assert used > 0, f"{name} was never asked"
 

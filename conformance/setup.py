@@ -19,7 +19,7 @@ from conformance.server import Server
 
 WAIT_S = 30.0  # for an answer; no row needs a tenth of it
 MOST_SERVERS = 3
-FAILURES = (AssertionError, httpx.HTTPError, OSError, ValueError, LookupError, TypeError)
+FAILURES = (AssertionError, httpx.HTTPError, OSError, ValueError, LookupError, TypeError, RuntimeError)
 PROOF_WAIT_S = 8.0  # where it is expected that nothing comes
 
 

@@ -142,8 +142,8 @@ class DecodeNode:
         """Take no new requests; those without pages go back to the gateway, the others end here."""
         self._scheduler.drain()
         self._said_usable = False
+        self._flush()  # before the Status from which it is absent
         self._gateway.send_status()
-        self._flush()
 
     def is_drained(self) -> bool:
         """Say whether the gateway has heard the end of every request."""
@@ -234,6 +234,7 @@ class DecodeNode:
         self._scheduler.prefill_lost(self._longest_prompt())
         if self._is_usable() is not self._said_usable and self._gateway_peer is not None:
             self._said_usable = self._is_usable()
+            self._flush()  # what ended here is told before a Status from which it is absent
             self._gateway.send_status()
 
     def _grant(self, now: float) -> None:

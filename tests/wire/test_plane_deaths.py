@@ -6,6 +6,7 @@ dead one writes no more. So here they are two.
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -155,6 +156,7 @@ def stop_and_kill(lone: LoneDecode, child: subprocess.Popen[bytes], *, one_sided
 
 def mapped_pools() -> int:
     """Mappings of KV pools in this process, of its own and of others."""
+    gc.collect()  # those that other tests have left
     return Path("/proc/self/maps").read_text().count("/memfd:baton-kv")
 
 
