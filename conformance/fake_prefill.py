@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from threading import Event, Thread
 
 import torch
@@ -21,8 +22,6 @@ from common.messages import Hello, PageLedger, Role, Stats, StatsRequest, Status
 from common.model.spec import load_spec
 from common.peer import PeerMessage, new_epoch
 from common.sockets import wait
-from conformance.recipes import socket_path
-from conformance.setup import Setup
 from transfer.sender_endpoint import SenderEndpoint, TransferArrived
 
 REASON = "not in the mood"
@@ -31,15 +30,21 @@ TURN_S = 0.02
 
 
 class FakePrefill:
-    """Joins the gateway of a server.
+    """Joins a gateway.
 
     Args:
+        model: folder of the model that the decode nodes serve.
+        gateway: where nodes join.
+        name: its own.
         listen: where it says that it waits for decode nodes.
         refuses: it does wait there, and refuses every prompt with 400.
+        verify_pages: as the decode nodes have it.
     """
 
-    def __init__(self, s: Setup, name: str, listen: str, *, refuses: bool) -> None:
-        spec = load_spec(s.models.tiny)
+    def __init__(
+        self, model: Path, gateway: str, name: str, listen: str, *, refuses: bool, verify_pages: bool
+    ) -> None:
+        spec = load_spec(model)
         layout = spec.kv_layout(PAGE_SIZE, "float32")
         hello = Hello(
             node_id=name,
@@ -48,7 +53,7 @@ class FakePrefill:
             model=spec.fingerprint,
             layout=layout,
             planes=("frames",),
-            verify_pages=True,
+            verify_pages=verify_pages,
             listen=listen,
             capacity_tokens=4096,
             prefill_budget_tokens=128,
@@ -58,12 +63,12 @@ class FakePrefill:
         self._endpoint: SenderEndpoint | None = None
         epoch = new_epoch()
         if refuses:
-            pool, config = KVPool(layout, NUM_PAGES, torch.device("cpu")), TransferConfig(verify_pages=True)
+            pool = KVPool(layout, NUM_PAGES, torch.device("cpu"))
+            config = TransferConfig(verify_pages=verify_pages)
             self._endpoint = SenderEndpoint(self._context, listen, pool, config, hello, epoch)
-        address = f"ipc://{socket_path(s, 'gateway')}"
         now = time.monotonic()
         leaving = Status(0, (), draining=True)  # so that nobody misses it afterwards
-        self._gateway = Connector(self._context, address, hello, epoch, lambda _: leaving, now=now)
+        self._gateway = Connector(self._context, gateway, hello, epoch, lambda _: leaving, now=now)
 
     def run(self, stop: Event) -> None:
         """Work until told to stop."""
@@ -94,9 +99,12 @@ class FakePrefill:
 
 
 @contextmanager
-def fake_prefill(s: Setup, name: str, listen: str, *, refuses: bool = False) -> Iterator[FakePrefill]:
+def fake_prefill(
+    model: Path, gateway: str, name: str, listen: str, *, refuses: bool = False, verify_pages: bool = True
+) -> Iterator[FakePrefill]:
     """Have one that works in a thread of its own for a while."""
-    node, stop = FakePrefill(s, name, listen, refuses=refuses), Event()
+    node = FakePrefill(model, gateway, name, listen, refuses=refuses, verify_pages=verify_pages)
+    stop = Event()
     thread = Thread(target=node.run, args=(stop,))
     thread.start()
     try:

@@ -178,6 +178,11 @@ def socket_path(s: Setup, name: str) -> Path:
     return next((s.server.folder / "tmp").rglob(f"{name}.sock"))
 
 
+def gateway_address(s: Setup) -> str:
+    """Return where nodes join the server."""
+    return f"ipc://{socket_path(s, 'gateway')}"
+
+
 # Commands --------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ from conformance.recipes import (
     begin_all,
     check_all,
     epoch,
+    gateway_address,
     is_ready,
     node_ids,
     refused,
@@ -152,7 +153,7 @@ def e6(s: Setup) -> None:
     at = f"ipc://{socket_path(s, 'prefill-0')}"
     name = f"other-{time.monotonic_ns()}"  # a reason is logged once
     since = len(s.server.log)
-    with fake_prefill(s, name, at):
+    with fake_prefill(s.models.tiny, gateway_address(s), name, at):
         s.server.wait_for(rf"link refused: (\S+ should be {name}, it is prefill-0)", s.client.wait_s)
         # P takes the asking for D's new link, and lets go of the old one: a second at the most.
         s.server.wait_for("decode-0: linked to prefill-0, plane (shm)", s.client.wait_s, since)

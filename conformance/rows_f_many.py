@@ -11,6 +11,7 @@ from conformance.recipes import (
     PROMPTS,
     assert_unavailable,
     check_all,
+    gateway_address,
     is_ready,
     joined,
     node_ids,
@@ -106,7 +107,8 @@ def f15(s: Setup) -> None:
 def f16(s: Setup) -> None:
     folder = s.server.folder
     with without(s, "prefill"):
-        with fake_prefill(s, "refusing", f"ipc://{folder}/refusing.sock", refuses=True) as prefill:
+        gateway, listen = gateway_address(s), f"ipc://{folder}/refusing.sock"
+        with fake_prefill(s.models.tiny, gateway, "refusing", listen, refuses=True) as prefill:
             s.client.until(lambda: is_ready(s), "D has linked to it")
             for num_asked, stream in enumerate((False, True), 1):
                 start = time.monotonic()
@@ -118,7 +120,7 @@ def f16(s: Setup) -> None:
                 assert took_s < AT_ONCE_S, f"it took {took_s:.1f} s"
                 assert prefill.num_refused == num_asked, "it was tried again"
         s.client.until(lambda: "refusing" not in node_ids(s) and not is_ready(s), "it is gone")
-        with fake_prefill(s, "unreachable", f"ipc://{folder}/nobody.sock"):
+        with fake_prefill(s.models.tiny, gateway, "unreachable", f"ipc://{folder}/nobody.sock"):
             s.client.until(lambda: "unreachable" in node_ids(s), "it has joined")
             assert_unavailable(s)
         s.client.until(lambda: "unreachable" not in node_ids(s), "it is gone")

@@ -1,7 +1,8 @@
 """The process of `baton decode`: owns requests from submission to the last token.
 
-A turn of its loop: read everything; grant; PREBUILT; launch a step; process the one that is due; send. It
-waits for the device only where it waits for its sockets: in the poll between two turns.
+A turn of its loop: read everything; send first tokens and refusals; grant, and mirror that on the device;
+PREBUILT; launch a step; process the one that is due; send. It waits for the device only where it waits for
+its sockets: in the poll between two turns.
 """
 
 from __future__ import annotations

@@ -103,9 +103,10 @@ class FlashInferAttention:
         pad: int,
     ) -> StepPlan:
         """See AttentionBackend."""
-        seq_lens = [prefix + extend for prefix, extend in zip(prefix_lens, extend_lens, strict=True)]
         num_extend = len(extend_lens) - num_decode
-        if self.can_capture(seq_lens[:num_extend], sum(extend_lens[:num_extend])):
+        prefixes, chunks = prefix_lens[:num_extend], extend_lens[:num_extend]
+        seq_lens = [prefix + chunk for prefix, chunk in zip(prefixes, chunks, strict=True)]
+        if self.can_capture(seq_lens, sum(chunks)):
             return self._own.pack(block, prefix_lens, extend_lens, num_decode, pad)
         return StepPlan(self._own.pack_decode(block, prefix_lens, num_decode, pad), None)
 

@@ -117,9 +117,8 @@ class StepGraphs:
         with self._streams.forward():
             for batch, buffers in sorted(shapes, key=lambda shape: -shape[1].tokens):
                 inputs = resolve(batch, buffers)
-                self._forward(
-                    inputs, buffers.requests
-                )  # kernels are built and chosen now, not in the capture
+                # Kernels are built and chosen now, not in the capture.
+                self._forward(inputs, buffers.requests)
                 torch.cuda.current_stream().synchronize()
                 graph = torch.cuda.CUDAGraph()
                 graph.capture_begin(pool=pool)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from conformance.fake_prefill import REASON, fake_prefill
 from tests.faults.by_hand import AT_ONCE_S, assert_unavailable, by_hand, start_gateway, wait_for_nodes
-from tests.faults.refusing_prefill import REASON, refusing_prefill
 from tests.system.client import Body, Client, Outcome
 from tests.system.oracle import Case, Oracle
 from tests.system.server import running
@@ -69,7 +69,8 @@ def test_f16_refusal_of_the_prefill_node_reaches_the_client(model: Path, cases: 
     with by_hand(model) as processes:
         client, address = start_gateway(processes)
         processes.start("decode", "--join", address)
-        with refusing_prefill(model, address, f"ipc://{processes.folder}/prefill.sock") as prefill:
+        listen = f"ipc://{processes.folder}/prefill.sock"
+        with fake_prefill(model, address, "refusing", listen, refuses=True, verify_pages=False) as prefill:
             processes.wait_ready()
             for num_asked, stream in enumerate((False, True), 1):
                 start = time.monotonic()
@@ -79,7 +80,7 @@ def test_f16_refusal_of_the_prefill_node_reaches_the_client(model: Path, cases: 
                 assert outcome.error is not None
                 assert REASON in outcome.error["message"]
                 assert took_s < AT_ONCE_S
-                assert prefill.refused == num_asked  # no other try: it would be refused again
+                assert prefill.num_refused == num_asked  # no other try: it would be refused again
                 client.assert_ledger_clean()
         processes.end()
 

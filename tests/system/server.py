@@ -12,39 +12,23 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TypeVar
 
 import httpx
 import psutil
 
+from conformance.waiting import poll_until
+
 START_S = 120.0  # a loaded machine imports torch slowly
 END_S = 5.0  # promised: everything is over within 5 s of a signal
-POLL_S = 0.05
 BATON = Path(sys.executable).parent / "baton"
 ROLES = ("gateway", "prefill", "decode")
 SERVE_ARGS = ("--port", "0", "--debug-checks", "--verify-pages")
 TROUBLE = re.compile(r"Traceback|\bERROR\b|CRITICAL|rejected message|starting it again")
 # A busy machine does not finish all that it is at within the time that Ctrl-C gives it.
 CUT_SHORT = "timeout graceful shutdown exceeded"
-
-T = TypeVar("T")
-
-
-def poll_until(
-    probe: Callable[[], T | None], deadline_s: float, what: str, log: Callable[[], str] = str
-) -> T:
-    """Ask again and again until `probe` gives something that is neither None nor False."""
-    end = time.monotonic() + deadline_s
-    while True:
-        value = probe()
-        if value is not None and value is not False:
-            return value
-        assert time.monotonic() < end, f"not within {deadline_s:g} s: {what}\n{log()}"
-        time.sleep(POLL_S)
 
 
 class Process:
