@@ -64,10 +64,11 @@ class GatewayServer(uvicorn.Server):
         self._loop.call_soon_threadsafe(self._told, sig)
 
     def _told(self, signum: int) -> None:
-        if self._drain.told(signum, self._loop.time()):
+        now = self._loop.time()
+        if self._drain.told(signum, now):
             log.info("told to end: no new requests, and at most %g s for those that run", self._drain.grace_s)
             self._loop.call_later(self._drain.grace_s, self._end)
-        else:
+        elif self._drain.is_over(now, lambda: False):  # a second SIGTERM may mean nothing
             self._end()
         self.should_exit = True
 
