@@ -17,10 +17,12 @@ import zmq
 
 from common import faults
 from common.codec import Buffer
-from common.messages import Chunk, Status
+from common.messages import Chunk, Credit, Peers, Stats, StatsRequest, Status
 from common.sockets import FrameSocket, Placer, Pollable, ReceivedFrames
 
 ACTIONS = ("drop", "double", "delay", "reorder", "stall")
+# Said at any time, whatever a request does: nothing changes places with these.
+_BACKGROUND = {kind.__name__ for kind in (Status, Stats, StatsRequest, Peers, Credit)}
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +92,7 @@ class FaultySocket(FrameSocket):
         sent = self._pass(identity, way, parts, header)
         if rule is not None:  # double
             super().send(parts, identity)
-        if way.overtaken and kind != Status.__name__:
+        if way.overtaken and kind not in _BACKGROUND:
             self._say_now(identity, way, way.overtaken)
         return sent
 

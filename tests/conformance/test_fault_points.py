@@ -18,7 +18,7 @@ from common.kv.allocator import PageAllocator, PageUse
 from common.kv.faulty_allocator import page_allocator
 from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
-from common.messages import CODEC, Abort, Chunk, Commit, Quiesced, Status
+from common.messages import CODEC, Abort, Chunk, Commit, Quiesced, StatsRequest, Status
 from common.sockets import FrameSocket
 from decode_node.faulty_scheduler import scheduler_class
 from decode_node.scheduler import DecodeScheduler
@@ -142,10 +142,10 @@ def test_delayed_it_is_said_as_if_then(wire: Callable[[str], Wire]) -> None:
     assert w.heard() == [(4, A1), (5, END)]
 
 
-def test_reordered_with_the_next_message_that_is_no_status(wire: Callable[[str], Wire]) -> None:
+def test_reordered_with_the_next_message_about_a_request(wire: Callable[[str], Wire]) -> None:
     w = wire("reorder:Abort")
-    w.say(A1, STATUS, A2, END)
-    assert w.heard() == [(1, STATUS), (2, A2), (3, A1), (4, END)]
+    w.say(A1, STATUS, StatsRequest(7), A2, END)
+    assert w.heard() == [(1, STATUS), (2, StatsRequest(7)), (3, A2), (4, A1), (5, END)]
 
 
 def test_stalled_with_all_behind_it(wire: Callable[[str], Wire]) -> None:
