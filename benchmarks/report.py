@@ -25,7 +25,8 @@ from common.supervision.small_machine import available_cores
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("torch", "transformers", "pyzmq", "numpy", "triton", "flashinfer-python")  # those that are here
-_NOT_MEASURED = ("save", "plot", "profile")  # options that change nothing of what is measured
+# Options that change nothing of what is measured; and a key is a secret, which no result may have.
+_NOT_MEASURED = ("save", "plot", "profile", "api_key")
 # What decides how fast a CPU multiplies.
 _FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16")
 

@@ -24,7 +24,8 @@ from benchmarks.soak_accidents import NODES, STALL_TIMEOUT_S, Accidents
 from benchmarks.soak_plot import Chart, draw
 from benchmarks.soak_requests import LOST, REQUEST_TIMEOUT_S, Crowd, make_cases
 from benchmarks.soak_watch import Watch, slope_per_minute
-from conformance.server import START_S, Server
+from conformance.process import START_S
+from conformance.server import Server
 from conformance.waiting import poll_until
 from tests.model.paged import transformers_greedy
 from tests.system.client import Client

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 import httpx
 
 from benchmarks.soak_requests import Crowd
-from conformance.server import START_S, Server
+from conformance.process import START_S
+from conformance.server import Server
 
 NODES = ("prefill-0", "decode-0", "prefill-1", "decode-1")
 STALL_TIMEOUT_S = 4

@@ -2,7 +2,7 @@
 
     drop:Commit@2; decode-0/delay:Prefill:2s; stall:plane@3:5s; barrier:merge:until=/tmp/go
 
-A rule is `[NODE/]ACTION:POINT[@N][*TIMES][:ARGUMENT]`; docs/faults.md has all of them. With `@/FILE` they are
+A rule is `[NODE/]ACTION:POINT[@N][*TIMES][:ARGUMENT]`; docs/fault_points.md has all of them. With `@/FILE` they are
 in a file, and are others as soon as the file is.
 
 Here are the language and the counting. What a rule does is done by classes that stand in for a socket, a

@@ -6,6 +6,7 @@ import time
 
 import click
 
+from common.api_key import read_api_key
 from common.errors import ConfigError
 from conformance.rows import NOT_APPLICABLE, Row, load_rows, order
 
@@ -15,7 +16,11 @@ from conformance.rows import NOT_APPLICABLE, Row, load_rows, order
 @click.option("--row", "chosen", help="Only these rows, for example A1,B3.")
 @click.option("--list", "list_", is_flag=True, help="List the rows, and try nothing.")
 @click.option("--proofs", is_flag=True, help="Put each row's fault back in, and check that the row fails.")
-@click.option("--api-key", envvar="BATON_API_KEY", help="Key that the server at URL asks for.")
+@click.option(
+    "--api-key",
+    envvar="BATON_API_KEY",
+    help="Key that the server at URL asks for; @FILE reads it from a file.",
+)
 def main(url: str | None, chosen: str | None, list_: bool, proofs: bool, api_key: str | None) -> int:
     """Try the faults of others on this server.
 
@@ -34,7 +39,7 @@ def main(url: str | None, chosen: str | None, list_: bool, proofs: bool, api_key
 
     start = time.monotonic()
     if url is not None:
-        results = runner.run_at(url.rstrip("/"), rows.values(), click.echo, api_key)
+        results = runner.run_at(url.rstrip("/"), rows.values(), click.echo, read_api_key(api_key))
     else:
         results = runner.run_all(rows.values(), click.echo, prove=proofs)
     results += runner.not_run(others)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import re
 import signal
 import socket
 import struct
@@ -22,7 +21,8 @@ from pathlib import Path
 import httpx
 
 from conformance.client import Body, Client, Pending, greedy
-from conformance.server import END_S, START_S
+from conformance.process import START_S, Process
+from conformance.server import END_S
 from conformance.setup import Setup, prompt
 from conformance.waiting import poll_until
 
@@ -141,11 +141,11 @@ def wait_back(s: Setup, name: str, old_pid: int) -> None:
 @contextmanager
 def unsupervised(s: Setup) -> Iterator[None]:
     """Nobody starts a node again meanwhile: the supervisor is stopped."""
-    s.server.process.send_signal(signal.SIGSTOP)
+    s.server.process.popen.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        s.server.process.send_signal(signal.SIGCONT)
+        s.server.process.popen.send_signal(signal.SIGCONT)
 
 
 @contextmanager
@@ -186,22 +186,12 @@ def gateway_address(s: Setup) -> str:
 # Commands --------------------------------------------------------------------------------------------------
 
 
-def environment(s: Setup) -> dict[str, str]:
-    """Return the environment of the server's processes, without its rules."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    env |= {"TMPDIR": str(s.server.folder / "tmp"), "OMP_NUM_THREADS": "1"}
-    patch = s.server.folder / "patch"
-    if patch.exists():
-        env["PYTHONPATH"] = os.pathsep.join(filter(None, (str(patch), env.get("PYTHONPATH"))))
-    return env
-
-
 def command(s: Setup, *words: str, **variables: str) -> tuple[int, str]:
     """Run a `baton` command that ends by itself; return its status and all that it said."""
     try:
         done = subprocess.run(
             [sys.executable, "-m", "cli", *words],
-            env=environment(s) | variables,
+            env=s.server.env | variables,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -213,46 +203,16 @@ def command(s: Setup, *words: str, **variables: str) -> tuple[int, str]:
     return done.returncode, done.stdout.decode(errors="replace")
 
 
-class JoinedNode:
-    """A node that was started by hand."""
-
-    def __init__(self, process: subprocess.Popen[bytes], log: Path, wait_s: float) -> None:
-        self.process = process
-        self._log = log
-        self._wait_s = wait_s
-
-    def wait_for(self, pattern: str) -> str:
-        """Wait for a line of its log; return the pattern's group."""
-
-        def look() -> str | None:
-            said = self._log.read_text(errors="replace")
-            assert self.process.poll() is None, f"it ended: {said}"
-            found = re.findall(pattern, said)
-            return str(found[-1]) if found else None
-
-        return poll_until(look, self._wait_s, f"{pattern!r}", lambda: self._log.read_text(errors="replace"))
-
-
 @contextmanager
-def joined(s: Setup, role: str, name: str, *options: str, model: Path | None = None) -> Iterator[JoinedNode]:
+def joined(s: Setup, role: str, name: str, *options: str, model: Path | None = None) -> Iterator[Process]:
     """Have another node join the server for a while; it must leave well."""
     address = s.server.wait_for(r"nodes join (ipc://\S+)")
     words = [role, str(model or s.models.tiny), "--join", address, "--node-id", name, "--device", "cpu"]
+    words += ["--verify-pages", "--local-nodes", "4", *options]
     log = s.server.folder / f"{name}.log"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "cli", *words, "--verify-pages", "--local-nodes", "4", *options],
-            env=environment(s),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            process_group=0,
-        )
+    node = Process(s.server.temp_dir, log, *words, env=s.server.env, wait_s=s.client.wait_s)
     try:
-        yield JoinedNode(process, log, s.client.wait_s)
-        process.send_signal(signal.SIGTERM)  # who says that it leaves is not missed
-        assert process.wait(END_S) == 0, log.read_text(errors="replace")
+        yield node
+        node.end(signal.SIGTERM, END_S)  # who says that it leaves is not missed
     finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
+        node.kill()

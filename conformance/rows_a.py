@@ -157,7 +157,7 @@ def a13(s: Setup) -> None:
     "A15",
     "an abort that comes before its request is remembered, at D and at P",
     proof=Proof(
-        "it is not",
+        "early aborts are forgotten",
         patch="import common.remembered as r\nr.EarlyAborts.take = lambda *_: False\n",
     ),
 )

@@ -9,6 +9,7 @@ from functools import partial
 
 from conformance.client import greedy
 from conformance.fake_prefill import fake_prefill
+from conformance.process import START_S
 from conformance.recipes import (
     BUSY,
     PROMPTS,
@@ -27,7 +28,6 @@ from conformance.recipes import (
     without,
 )
 from conformance.rows import Needs, Proof, row
-from conformance.server import START_S
 from conformance.setup import Setup, prompt
 
 TWO = ("--prefill", "2", "--decode", "2")

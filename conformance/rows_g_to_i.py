@@ -234,7 +234,7 @@ def i7(s: Setup) -> None:
     "I9",
     "without CUDA the plane that is taken instead is named in the log",
     proof=Proof(
-        "nothing is said",
+        "nothing is named",
         patch="import logging\n"
         "real = logging.Logger.info\n"
         "def info(self, message, *args, **how):\n"
@@ -268,7 +268,7 @@ def i11(s: Setup) -> None:
     "I12",
     "a stalled plane ends with an error that says where and for how long",
     proof=Proof(
-        "it does not say",
+        "the error does not say where",
         patch="import decode_node.scheduler as d\n"
         "real = d.DecodeScheduler._fail\n"
         "d.DecodeScheduler._fail = lambda self, entry, status, _: real(self, entry, status, 'timeout')\n",
@@ -289,7 +289,7 @@ def i12(s: Setup) -> None:
     "I13",
     "the last words of a child that cannot start are the parent's",
     proof=Proof(
-        "they are lost",
+        "its words are lost",
         patch="import os, sys\n"
         "if 'prefill' in sys.orig_argv or 'decode' in sys.orig_argv:\n"
         "    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)\n",

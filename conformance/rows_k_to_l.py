@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from conformance.client import Body, greedy
-from conformance.recipes import PROMPTS, check_all, environment, post
+from conformance.recipes import PROMPTS, check_all, post
 from conformance.rows import Needs, Proof, not_applicable, row
 from conformance.setup import Setup, prompt
 
@@ -100,7 +100,7 @@ def k1(s: Setup) -> None:
     )
     with known_delays() as url:
         words = [sys.executable, "-m", "cli", "bench", "serve", "--url", url, *how]
-        done = subprocess.run(words, env=environment(s), capture_output=True, timeout=60, check=False)
+        done = subprocess.run(words, env=s.server.env, capture_output=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr.decode()
     figures = json.loads(done.stdout.decode().strip().splitlines()[-1])["figures"]
     told = {figure["name"]: figure["value"] for figure in figures}

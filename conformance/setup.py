@@ -113,7 +113,7 @@ class Setup:
 
     @contextmanager
     def faults(self, rules: str) -> Iterator[None]:
-        """Have these things go wrong meanwhile (docs/faults.md has the language)."""
+        """Have these things go wrong meanwhile (docs/fault_points.md has the language)."""
         self._since = len(self.server.log)
         self._stand(rules)
         try:
@@ -182,7 +182,7 @@ def running(
         try:
             server.wait_ready()
             yield server
-            if stops and server.process.poll() is None:
+            if stops and server.process.popen.poll() is None:
                 server.stop()
         finally:
             server.kill()

@@ -59,7 +59,7 @@ def test_occasions(text: str, at: list[int]) -> None:
 
 
 def test_the_page_has_every_action_and_point() -> None:
-    page = (Path(__file__).parent.parent.parent / "docs" / "faults.md").read_text()
+    page = (Path(__file__).parent.parent.parent / "docs" / "fault_points.md").read_text()
     named = {
         (action, point)
         for action, points in re.findall(r"^\| `(\w+)`[^|]*\| ([^|]*) \|", page, re.MULTILINE)

@@ -1,63 +1,33 @@
-"""The table of faults names tests that exist, and has the rows that were promised."""
+"""The page on faults has every row, and says of it what the code does now."""
 
 from __future__ import annotations
 
-import ast
 import re
-from pathlib import Path
 
-import pytest
+from conformance.rows import NOT_APPLICABLE, load_rows, order
+from tests.docs.faults import fill_tables, named_after_rows, what_broke
+from tests.docs.generate import FAULTS
 
-ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "faults.md"
-ROWS = [
-    *(
-        "A1",
-        "A2",
-        "A4",
-        "A6",
-        "A8",
-        "A10",
-        "A13",
-        "A15",
-        "B1",
-        "B3",
-        "B4",
-        "B7",
-        "C1",
-        "C2",
-        "C3",
-        "C6",
-        "C10",
-    ),
-    *("D1", "D3", "D6", "E1", "E2", "E3", "E4", "F2", "F6", "F10", "F14", "F15", "F16", "F17", "I1", "I5"),
-]
+PAGE = FAULTS.read_text()
 
 
-def table() -> dict[str, list[tuple[str, str]]]:
-    """File and name of each row's tests."""
-    rows = re.findall(r"^\| ([A-Z]\d+) \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    assert len({row for row, _ in rows}) == len(rows), "a row is there twice"
-    return {row: re.findall(r"`(tests/\S+\.py)::(\w*)`", cells) for row, cells in rows}
+def test_the_page_is_current() -> None:
+    assert fill_tables(PAGE) == PAGE, "run: python -m tests.docs.generate"
 
 
-def functions(path: str) -> set[str]:
-    """The tests of a file, without running it."""
-    if not (ROOT / path).exists():
-        return set()
-    tree = ast.parse((ROOT / path).read_text())
-    names = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
-    return {name for name in names if name.startswith("test_")}
+def test_every_row_is_there_once_with_what_broke_elsewhere() -> None:
+    there = re.findall(r"^\| ([A-Z]\d+) \|", PAGE, re.MULTILINE)
+    assert there == [*load_rows(), *sorted(NOT_APPLICABLE, key=order)]
+    assert [id_ for id_, what in what_broke(PAGE).items() if not what] == []
 
 
-def test_the_table_has_the_promised_rows() -> None:
-    assert list(table()) == ROWS
+def test_what_is_written_by_hand_stays_and_a_new_row_has_a_place() -> None:
+    kept = what_broke(PAGE)
+    without = "".join(line for line in PAGE.splitlines(keepends=True) if not line.startswith("| B3 |"))
+    filled = fill_tables(without)
+    assert what_broke(filled) == kept | {"B3": ""}
+    assert "`baton conformance --row B3`" in filled
 
 
-@pytest.mark.parametrize("row", ROWS)
-def test_row_has_tests_and_all_of_them_exist(row: str) -> None:
-    named = table()[row]
-    assert [f"{path}::{name}" for path, name in named if name not in functions(path)] == []
-    of_the_row = [name for path, name in named if path.startswith("tests/faults/")]
-    assert of_the_row
-    assert [name for name in of_the_row if not name.startswith(f"test_{row.lower()}_")] == []
+def test_every_test_named_after_a_row_is_of_a_row_that_is_tried() -> None:
+    assert sorted(named_after_rows().keys() - load_rows().keys(), key=order) == []

@@ -6,23 +6,22 @@ those are the business of client.py.
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
-import httpx
 import psutil
 
+from conformance.process import END_S, START_S, ServeProcess
+from conformance.process import Process as ConformanceProcess
 from conformance.waiting import poll_until
 
-START_S = 120.0  # a loaded machine imports torch slowly
-END_S = 5.0  # promised: everything is over within 5 s of a signal
+__all__ = ["BATON", "END_S", "START_S", "Process", "Server", "poll_until", "running", "temporary_folder"]
+
 BATON = Path(sys.executable).parent / "baton"
 ROLES = ("gateway", "prefill", "decode")
 SERVE_ARGS = ("--port", "0", "--debug-checks", "--verify-pages")
@@ -31,111 +30,27 @@ TROUBLE = re.compile(r"Traceback|\bERROR\b|CRITICAL|rejected message|starting it
 CUT_SHORT = "timeout graceful shutdown exceeded"
 
 
-class Process:
-    """One `baton` command whose output goes to a file."""
-
-    def __init__(self, temp_dir: Path, log: Path, *args: str) -> None:
-        self._log = log
-        env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-        env.setdefault("OMP_NUM_THREADS", "1")  # see tests/conftest.py
-        with log.open("ab") as output:
-            self.popen = subprocess.Popen(
-                self.command(*args),
-                # One thread a process: where many share few cores, threads that wait for each other at every
-                # operation come to a standstill.
-                env={**env, "TMPDIR": str(temp_dir), "OMP_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=output,
-                process_group=0,
-            )
+class Process(ConformanceProcess):
+    """One `baton` command, as a user starts it."""
 
     def command(self, *args: str) -> list[str]:
         """How it is started."""
         return [str(BATON), *args]
 
-    @property
-    def pid(self) -> int:
-        """The process id."""
-        return self.popen.pid
 
-    def log(self) -> str:
-        """Everything that it and its children said so far."""
-        return self._log.read_text(errors="replace")
-
-    def find(self, pattern: str) -> str | None:
-        """The first group of the pattern's last match in the log."""
-        found = re.findall(pattern, self.log())
-        return found[-1] if found else None
-
-    def wait_for(self, pattern: str) -> str:
-        """Wait until the log has the pattern; return its first group."""
-
-        def look() -> str | None:
-            assert self.popen.poll() is None, f"ended with {self.popen.returncode}:\n{self.log()}"
-            return self.find(pattern)
-
-        return poll_until(look, START_S, repr(pattern), self.log)
-
-    def end(self, signum: signal.Signals = signal.SIGINT) -> None:
-        """Ask it to end, and check that it does in time and with success."""
-        self.popen.send_signal(signum)
-        assert self.popen.wait(END_S) == 0, self.log()
-
-    def kill(self) -> None:
-        """End it whatever state it is in; for the clean-up of a test that failed."""
-        if self.popen.poll() is None:
-            self.popen.kill()
-            self.popen.wait()
-
-
-class Server:
+class Server(ServeProcess):
     """`baton serve` in a folder of its own for temporary files."""
 
     def __init__(self, folder: Path, model: Path, *args: str) -> None:
         self.model = str(model)
         self.temp_dir = folder / "tmp"
         self.temp_dir.mkdir()
-        self.process = Process(self.temp_dir, folder / "log", "serve", self.model, *SERVE_ARGS, *args)
-
-    @property
-    def url(self) -> str:
-        """Where it listens."""
-        return self.process.wait_for(r"listening on (http://127.0.0.1:\d+)")
-
-    def wait_ready(self) -> None:
-        """Wait until /ready says so."""
-        url = self.url
-
-        def ready() -> bool:
-            assert self.process.popen.poll() is None, self.process.log()
-            try:
-                return httpx.get(url + "/ready", timeout=5).status_code == 200
-            except httpx.TransportError:
-                return False
-
-        poll_until(ready, START_S, "ready", self.process.log)
+        super().__init__(Process(self.temp_dir, folder / "log", "serve", self.model, *SERVE_ARGS, *args))
 
     def pids(self) -> dict[str, int]:
         """The children that run now, by role."""
-        commands = self._commands()
-        return {role: pid for pid, words in commands.items() for role in ROLES if role in words[:4]}
-
-    def nodes(self) -> dict[str, int]:
-        """The node processes that run now, by node id: there may be several of a role."""
-        return {
-            words[words.index("--node-id") + 1]: pid
-            for pid, words in self._commands().items()
-            if "--node-id" in words
-        }
-
-    def _commands(self) -> dict[int, list[str]]:
-        """The command lines of the children, by pid."""
-        commands = {}
-        for child in psutil.Process(self.process.pid).children():
-            with suppress(psutil.NoSuchProcess):
-                commands[child.pid] = child.cmdline()
-        return commands
+        children = self.process.children()
+        return {role: pid for pid, words in children.items() for role in ROLES if role in words[:4]}
 
     def sockets(self) -> dict[str, Path]:
         """The ipc sockets of the running server, by file name."""
