@@ -45,9 +45,9 @@ from common.config import (
 )
 from common.errors import ConfigError
 from common.gpus import check_device, count_gpus, wants_gpu
-from common.lifeline import Lifeline
 from common.log import set_up_logging
 from common.messages import Role
+from common.supervision.lifeline import Lifeline
 from common.supervision.small_machine import share_cores
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -125,7 +125,7 @@ def _asking() -> Iterator[None]:
 
 def _resolve(values: dict[str, Any]) -> Path:
     """Return the folder of MODEL, downloaded and converted if need be."""
-    from common.model.store import resolve_model
+    from model_store.store import resolve_model
 
     say = partial(click.echo, err=True)
     return resolve_model(values["model"], say, values["cache"], values.get("load_format", "auto")).absolute()
@@ -225,7 +225,7 @@ def models() -> None:
 @takes_cache
 def list_(cache: Path | None) -> None:
     """List the models that are here, and those that can be pulled."""
-    from common.model.listing import list_models
+    from model_store.listing import list_models
 
     click.echo(list_models(cache))
 
@@ -318,9 +318,11 @@ def _joined(values: dict[str, Any]) -> NodeConfig:
         raise ConfigError("--join ADDRESS is missing: the address that `baton gateway` printed")
     from common.addresses import check_listen, check_reach
     from common.keys import load_keys
+    from common.node import gateways_of
 
     keys = load_keys(node.keys)
-    check_reach(node.join, keys)
+    for address in gateways_of(node.join):
+        check_reach(address, keys)
     if node.listen is not None:
         check_reach(node.listen, keys)
         check_listen(node.listen)

@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 import torch
 
-from common.model.store import resolve_model
+from model_store.store import resolve_model
 from tests.tiny import write_tiny_model
 
 TINY = "tiny"

@@ -100,7 +100,7 @@ class PlaneSender:
                 # Nothing waits here: when the pages were posted travels in place of a waiting time.
                 posted_ms = time.monotonic() * 1000
                 self.endpoint.chunk(output.key, 0, pages, is_last=True)
-                self.endpoint.first_token(output.key, Choice(1, None), queue_ms=posted_ms, prefill_ms=0.0)
+                self.endpoint.first_token(output.key, (Choice(1, None),), queue_ms=posted_ms, prefill_ms=0.0)
 
 
 def _send_raw(socket: zmq.Socket[bytes], memory: Bytes) -> None:

@@ -14,7 +14,7 @@ from common.engine.loader import Duties, Engine, load_engine
 from common.engine.sizing import GIB, weight_bytes
 from common.gpus import count_gpus
 from common.model.spec import load_spec, resolve_dtype
-from common.model.store import resolve_model
+from model_store.store import resolve_model
 
 
 def load_for_steps(options: dict[str, Any]) -> Engine:

@@ -69,10 +69,12 @@ class Acceptor(Peering):
         """When `poll` has something to do at the latest."""
         return min((d for s in self._sessions.values() if (d := s.link.deadline()) is not None), default=None)
 
-    def poll(self, now: float) -> list[PeerEvent]:
-        """Read all messages, notice deaths, send what is due."""
-        while (received := self.socket.receive()) is not None:
+    def poll(self, now: float, most: int | None = None) -> list[PeerEvent]:
+        """Read all messages, or so many at the most; notice deaths, send what is due."""
+        num_read = 0
+        while num_read != most and (received := self.socket.receive()) is not None:
             self._take(received, now)
+            num_read += 1
         if (reason := self.socket.refused()) is not None:
             self._refused(reason)
         self._check_deaths(list(self._sessions.values()), now)

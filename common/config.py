@@ -160,6 +160,7 @@ class GatewayConfig:
     host: str = option("127.0.0.1", "Address that the HTTP server binds.")
     port: int = option(8000, "Port of the HTTP server; 0 lets the system pick one.", minimum=0, maximum=65535)
     served_model_name: str | None = option(None, "Name that clients use for the model [default: MODEL].")
+    shares_port: bool = option(False, "Other gateways have the same port.", hidden=True)
     api_key: str | None = option(
         None,
         "Key that HTTP clients must send, as `Authorization: Bearer KEY`; @FILE reads it from a file. Prefer "
@@ -188,7 +189,7 @@ class GatewayConfig:
 class NodeConfig:
     """How a node finds its gateway, and others find it."""
 
-    join: str = option("", "Address of the gateway that this node joins.")
+    join: str = option("", "Address of the gateway that this node joins; of several, with commas between.")
     listen: str | None = option(
         None,
         "Address that a prefill node binds for decode nodes [default: private; with a gateway on another "
@@ -235,6 +236,9 @@ class SupervisorConfig:
         None, "Prefill nodes to start [default: 1, or none with --colocated].", minimum=1
     )
     decode: int = option(1, "Decode nodes to start.", minimum=1)
+    gateway_workers: int = option(
+        1, "Gateway processes to start, behind one port: for more clients than one can serve.", minimum=1
+    )
     prefill_gpus: str | None = option(
         None,
         "GPUs that the prefill nodes take in turn, like 0,1 [default: all, in order, each node one with the "

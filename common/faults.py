@@ -2,8 +2,8 @@
 
     drop:Commit@2; decode-0/delay:Prefill:2s; stall:plane@3:5s; barrier:merge:until=/tmp/go
 
-A rule is `[NODE/]ACTION:POINT[@N][*TIMES][:ARGUMENT]`; docs/fault_points.md has all of them. With `@/FILE` they are
-in a file, and are others as soon as the file is.
+A rule is `[NODE/]ACTION:POINT[@N][*TIMES][:ARGUMENT]`; docs/fault_points.md has all of them. With `@/FILE`
+they are in a file, and are others as soon as the file is.
 
 Here are the language and the counting. What a rule does is done by classes that stand in for a socket, a
 plane, an allocator: they are chosen when a node is built, and without rules nothing of this is there.

@@ -11,8 +11,12 @@ MAX_PORT = 65535
 BACKLOG = 2048
 
 
-def bind_http(host: str, port: int) -> socket.socket:
+def bind_http(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """Bind the HTTP port and listen; the caller closes it.
+
+    Args:
+        is_shared: several processes bind it so, and the kernel spreads connections over those that listen.
+            This does not listen yet: whoever is not ready is given none.
 
     Raises:
         ConfigError: it is taken, or the address is not ours.
@@ -28,8 +32,11 @@ def bind_http(host: str, port: int) -> socket.socket:
         raise ConfigError(f"--host {host} is no address") from None
     try:
         http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            http.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         http.bind(address)
-        http.listen(BACKLOG)
+        if not is_shared:
+            http.listen(BACKLOG)
     except OSError as error:
         http.close()
         if error.errno == errno.EADDRINUSE:

@@ -1,7 +1,7 @@
 """Every message on every link, one frozen dataclass each.
 
     gateway -> D    Submit  Abort  Peers
-    D -> gateway    Tokens  Refused  Failed
+    D -> gateway    PromptLogprobs  Tokens  Refused  Failed
     gateway -> node StatsRequest         node -> gateway  Stats
     D -> P          Prefill  Abort  Credit
     P -> D          Rejected  Chunk  Commit  Failed  Quiesced
@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Annotated
 
-from common.codec import MAX_FRAMES, Buffer, Codec, Frames, IntArray, ItemType, MaxLen, Range
+from common.codec import MAX_FRAMES, Buffer, Codec, FloatArray, Frames, IntArray, ItemType, MaxLen, Range
 from common.kv.layout import KVLayout
-from common.request import U64_MAX, FinishReason, SamplingParams, TokenLogprobs
+from common.request import U64_MAX, FinishReason, LogprobArrays, SamplingParams, TokenLogprobs
 
 Int32s = Annotated[IntArray, ItemType("i")]
+Float32s = Annotated[FloatArray, ItemType("f")]
 _U64 = Annotated[int, Range(0, U64_MAX)]
 _Id = Annotated[int, Range(1, 2**63 - 1)]
+_FirstId = Annotated[int, Range(1, 2**62 - 1)]  # so that those of the other choices are ids, too
 _Ms = Annotated[float, Range(0, 1e12)]
 _HttpStatus = Annotated[int, Range(400, 599)]
 _TimeoutMs = Annotated[int, Range(1, 10**12)]
@@ -38,6 +40,11 @@ NODE_DRAINING = "node_draining"  # the code of `Refused` that sends a request to
 def int32s(values: Iterable[int] = ()) -> IntArray:
     """Make an array of int32, the type of token ids and page ids on the wire."""
     return array("i", values)
+
+
+def float32s(values: Iterable[float] = ()) -> FloatArray:
+    """Make an array of float32, the type of log probabilities in arrays."""
+    return array("f", values)
 
 
 class Role(Enum):
@@ -147,9 +154,9 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Submit:
-    """A request for D to own."""
+    """A request for D to own. Each of several choices is one: their ids are `request_id` and the next."""
 
-    request_id: _Id
+    request_id: _FirstId
     sampling: SamplingParams
     prompt_ids: Int32s = field(default_factory=int32s)
     timeout_ms: _TimeoutMs | None = None  # from D's receipt on, by D's clock; then it ends with 504
@@ -222,6 +229,16 @@ class Tokens:
         counts = dict(zip(self.request_ids, self.counts, strict=True))
         if any(counts.get(item.request_id) != len(item.tokens) for item in self.logprobs):
             raise ValueError("logprobs do not match counts")
+
+
+@dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log probabilities of a prompt: of every token but the first, right before the first `Tokens`."""
+
+    request_id: _Id
+    logprobs: Float32s = field(default_factory=float32s)
+    top_ids: Int32s = field(default_factory=int32s)  # a token as many as were asked for, likeliest first
+    top_logprobs: Float32s = field(default_factory=float32s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,13 +337,21 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The hand-over: everything was sent, here is the first token. P forgets the transfer."""
+    """The hand-over: everything was sent, here are the first tokens, one a choice. P forgets the transfer."""
 
     transfer_id: _Id
     num_pages: int
     queue_ms: _Ms
     prefill_ms: _Ms
     choices: Annotated[tuple[Choice, ...], MaxLen(128)]
+    # Of the prompt's tokens but the first, where they were asked for; see `PromptLogprobs`.
+    prompt_logprobs: Float32s = field(default_factory=float32s)
+    prompt_top_ids: Int32s = field(default_factory=int32s)
+    prompt_top_logprobs: Float32s = field(default_factory=float32s)
+
+    def logprob_arrays(self) -> LogprobArrays:
+        """Those of the prompt."""
+        return LogprobArrays(self.prompt_logprobs, self.prompt_top_ids, self.prompt_top_logprobs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,6 +369,7 @@ MESSAGES: tuple[type, ...] = (
     Failed,
     Submit,
     Peers,
+    PromptLogprobs,
     Tokens,
     Refused,
     StatsRequest,

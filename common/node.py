@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import zmq
 
@@ -20,11 +20,11 @@ from common.drain import Drain
 from common.errors import ConfigError
 from common.host import this_process
 from common.kv.layout import KVLayout
-from common.lifeline import Lifeline
 from common.messages import CudaPool, Hello, PageLedger, Role, SharedPool, Stats, StatsRequest, Status
 from common.peer import PeerEvent, PeerMessage, PeerUp, new_epoch
 from common.sockets import Pollable, wait
-from common.stop_signals import StopSignals
+from common.supervision.lifeline import Lifeline
+from common.supervision.stop_signals import StopSignals
 
 log = logging.getLogger("baton.node")
 
@@ -91,8 +91,9 @@ def private_address(join: str, name: str, lifeline: Lifeline) -> str:
     Raises:
         ConfigError: no way leads to the gateway.
     """
-    if not join.startswith("ipc://"):
-        return listen_towards(join)
+    first, *_ = gateways_of(join)
+    if not first.startswith("ipc://"):
+        return listen_towards(first)
     folder = Path(tempfile.mkdtemp(prefix="baton-"))
     lifeline.remove_at_exit(folder)
     return f"ipc://{folder}/{name}.sock"
@@ -154,6 +155,18 @@ class GatewayLink:
     def close(self) -> None:
         """Close the link."""
         self.connector.close()
+
+
+def gateways_of(join: str) -> list[str]:
+    """Return the addresses of `--join`."""
+    return [address.strip() for address in join.split(",")]
+
+
+def join_gateways(
+    context: zmq.Context[zmq.Socket[bytes]], join: str, hello: Hello, epoch: int, **rest: Any
+) -> list[GatewayLink]:
+    """Link to each gateway of `--join`; for the rest see `GatewayLink`."""
+    return [GatewayLink(context, address, hello, epoch, **rest) for address in gateways_of(join)]
 
 
 def make_hello(

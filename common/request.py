@@ -7,17 +7,21 @@ wherever it is drawn. Stop *strings* are not here: text exists in the gateway al
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated
+from typing import Annotated, Any
 
-from common.codec import IntArray, MaxLen, Range
+from common.codec import FloatArray, IntArray, MaxLen, Range
 
 U64_MAX = 2**64 - 1
 TokenId = Annotated[int, Range(0, 2**31 - 1)]
 
 
 MAX_LOGPROBS = 20
+MAX_PROMPT_LOGPROBS = 1 << 20  # numbers for a prompt: they travel as arrays, each in one frame
+MAX_CHOICES = 128
+MAX_GRAMMAR_CHARS = 1 << 16
 
 
 class FinishReason(Enum):
@@ -45,11 +49,50 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class LogprobArrays:
+    """Log probabilities of many tokens, flat: of a prompt, where an object a token would hold others up."""
+
+    logprobs: FloatArray = field(default_factory=lambda: array("f"))  # of the tokens themselves
+    top_ids: IntArray = field(default_factory=lambda: array("i"))  # the same number a token, likeliest first
+    top_logprobs: FloatArray = field(default_factory=lambda: array("f"))
+
+    def fits(self, num_tokens: int, num_top: int) -> bool:
+        """Say whether there is one for each of so many tokens, with so many likeliest ones."""
+        lengths = len(self.logprobs), len(self.top_ids), len(self.top_logprobs)
+        return lengths == (num_tokens, num_tokens * num_top, num_tokens * num_top)
+
+    def rows(self, start: int, end: int) -> Iterator[TokenLogprobs]:
+        """Give those of tokens `start` to `end`."""
+        num_top = len(self.top_ids) // max(1, len(self.logprobs))
+        for i in range(start, min(end, len(self.logprobs))):
+            top = slice(i * num_top, (i + 1) * num_top)
+            yield TokenLogprobs(self.logprobs[i], tuple(self.top_ids[top]), tuple(self.top_logprobs[top]))
+
+
+@dataclass(frozen=True, slots=True)
 class SampledToken:
     """A token, with its log probabilities where the request asked for them."""
 
     token: int
     logprobs: TokenLogprobs | None = None
+    error: str | None = None  # its request cannot go on, nor have it
+
+
+class GrammarKind(Enum):
+    """What a grammar is written in, in xgrammar's words."""
+
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"
+    EBNF = "ebnf"
+    STRUCTURAL_TAG = "structural_tag"
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must match; every node compiles it for itself."""
+
+    kind: GrammarKind
+    text: Annotated[str, MaxLen(MAX_GRAMMAR_CHARS)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +102,7 @@ class SamplingParams:
     `temperature == 0` is greedy; `top_k == 0`, `top_p == 1` and `min_p == 0` switch their filter off, as do
     penalties of 0 (repetition: 1). `num_logprobs` None asks for none, 0 for the drawn token's alone.
     `seed` is always set (the gateway draws one), so that any node draws the same token.
+    `num_prompt_logprobs` asks for the prompt's own log probabilities, by the same numbers as `num_logprobs`.
     """
 
     max_tokens: Annotated[int, Range(1, 2**31 - 1)]
@@ -75,6 +119,15 @@ class SamplingParams:
     repetition_penalty: Annotated[float, Range(1e-6, 1e6)] = 1.0
     logit_bias: Annotated[tuple[LogitBias, ...], MaxLen(1024)] = ()
     num_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
+    num_prompt_logprobs: Annotated[int, Range(0, MAX_LOGPROBS)] | None = None
+    num_choices: Annotated[int, Range(1, MAX_CHOICES)] = 1  # answers, numbered from `choice` on
+    choice: Annotated[int, Range(0, MAX_CHOICES - 1)] = 0  # draws with it: uniform(seed, choice, position)
+    grammar: Grammar | None = None
+
+    @property
+    def num_prompt_numbers(self) -> int:
+        """Numbers a token of the prompt, by the largest array of log probabilities; 0: there are none."""
+        return 0 if self.num_prompt_logprobs is None else max(1, self.num_prompt_logprobs)
 
     @property
     def has_penalties(self) -> bool:
@@ -116,6 +169,14 @@ class Request:
     page_ids: tuple[int, ...] = ()
     outputs: list[int] = field(default_factory=list)  # output tokens that the host has seen
     resumed_ids: IntArray | None = None  # prompt + outputs[:-1] of a request that was retracted
+    shares_last_page: bool = False  # another choice writes it: the next token needs a copy
+    compiled_grammar: Any = None  # the sampling's, as the engine has it
+    # Those computed so far, of a request that wants them; None from the first token on: they go out with it.
+    prompt_logprobs: LogprobArrays | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Begin to collect what was asked for."""
+        self.prompt_logprobs = None if self.sampling.num_prompt_logprobs is None else LogprobArrays()
 
     @property
     def max_len(self) -> int:

@@ -67,6 +67,13 @@ class Reference:
                 return Expected(tokens, cut, "stop", scores)
         return Expected(tokens, self.text(tokens), "length", scores)
 
+    @torch.inference_mode()
+    def prompt_scores(self, prompt: Sequence[int]) -> list[float]:
+        """The log probabilities of a prompt's tokens, but the first."""
+        logits = self._model(torch.tensor([list(prompt)])).logits[0, :-1].double()
+        told = logits.log_softmax(-1).gather(1, torch.tensor(prompt[1:]).unsqueeze(1)).squeeze(1)
+        return [float(score) for score in told]
+
     def likeliest(self, token: int, scores: Scores, count: int) -> dict[str, float]:
         """The `count` likeliest tokens by their texts, and the drawn one.
 

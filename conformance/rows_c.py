@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from conformance.client import Body, Outcome, greedy
+from conformance.client import Body, Client, Outcome, greedy
 from conformance.model import EOS_PROMPT
-from conformance.recipes import post, refused
+from conformance.recipes import post
 from conformance.reference import Expected
 from conformance.rows import Needs, Proof, row
 from conformance.setup import Setup, prompt
@@ -141,13 +143,13 @@ def c3(s: Setup) -> None:
             assert (answer.text, answer.finish, len(answer.tokens)) == ("", "stop", 1)
 
 
-def scores(s: Setup, request: Body) -> list[float]:
-    """Ask for an answer with log probabilities, checked; return those of its tokens."""
+def scores(s: Setup, request: Body) -> list[Any]:
+    """Ask for an answer with log probabilities, checked; return those of its tokens (None: there is none)."""
     response = post(s, "/v1/completions", request)
     assert response.status_code == 200, response.text
     choice = response.json()["choices"][0]
     assert choice["token_ids"] == s.reference.expect(request).tokens
-    told: list[float] = choice["logprobs"]["token_logprobs"]
+    told: list[Any] = choice["logprobs"]["token_logprobs"]
     return told
 
 
@@ -175,41 +177,69 @@ def c6(s: Setup) -> None:
 
 @row(
     "C7",
-    "echo and prompt_logprobs are refused by name",
-    needs=Needs.HTTP,
+    "echo and prompt_logprobs tell the prompt's log probabilities, which are the model's",
     proof=Proof(
-        "they are ignored",
-        patch="import gateway.unsupported as u\nu.COMPLETION['echo'] = (False, True)\n",
+        "each is told of the token before",
+        patch="import gateway.logprobs as l\n"
+        "real = l.echoed_logprobs\n"
+        "l.echoed_logprobs = lambda prompt, offsets, scores, *more: real(\n"
+        "    prompt, offsets, (*scores[1:], *scores[:1]), *more)\n",
     ),
 )
 def c7(s: Setup) -> None:
-    for field, value in (("echo", True), ("prompt_logprobs", 1)):
-        for how in BOTH:
-            refused(s, body(LONG, 4, **{field: value}) | how, field)
+    for ids in (*WORDS, LONG):
+        right = s.reference.prompt_scores(ids)
+        for most in (0, 4):
+            request = body(ids, most, echo=True, logprobs=2, ignore_eos=True)
+            told = scores(s, request)
+            assert told[0] is None
+            assert len(told) == len(ids) + most
+            np.testing.assert_allclose(told[1 : len(ids)], right, rtol=0, atol=TOLERANCE)
+        choice = post(s, "/v1/completions", body(ids, 1, prompt_logprobs=0)).json()["choices"][0]
+        first, *others = choice["prompt_logprobs"]
+        assert first is None
+        told = [place[str(token)]["logprob"] for place, token in zip(others, ids[1:], strict=True)]
+        np.testing.assert_allclose(told, right, rtol=0, atol=TOLERANCE)
+
+
+def letters(ids: list[int], count: int, max_tokens: int) -> Body:
+    """A request whose answer is so many letters."""
+    return body(ids, max_tokens, structured_outputs={"regex": f"[qxz]{{{count}}}"})
+
+
+def check_letters(outcome: Outcome, count: int) -> None:
+    """Check that it has them all, and ended with that."""
+    assert outcome.succeeded, outcome
+    assert (outcome.finish, len(outcome.text)) == ("stop", count), outcome.text
+    assert not set(outcome.text) - set("qxz"), outcome.text
 
 
 @row(
     "C8",
-    "no grammars: who asks for one is told so, and gets no free text",
-    needs=Needs.HTTP,
+    "a grammar takes the handed-over token once",
     proof=Proof(
-        "response_format is ignored",
-        patch="import gateway.unsupported as u\n"
-        "u.CHAT['response_format'] = ({'type': 'json_object'}, {'type': 'text'})\n",
+        "it takes it twice",
+        patch="import common.engine.grammar as g\n"
+        "real = g.GrammarStates.seed\n"
+        "g.GrammarStates.seed = lambda self, rows, ids: (real(self, rows, ids), real(self, rows, ids))\n",
     ),
 )
 def c8(s: Setup) -> None:
-    for form in (
-        {"type": "json_object"},
-        {"type": "json_schema", "json_schema": {"name": "x", "schema": {}}},
-    ):
-        request = {"messages": [{"role": "user", "content": "hi"}], "response_format": form, "max_tokens": 4}
-        refused(s, request, "response_format", "/v1/chat/completions")
+    Client(s.client.url, s.client.model).ask(letters(LONG, 1, 5))  # the first one takes longer
+    for how in BOTH:
+        asked = [letters(ids, 9, 20) | how for ids in (*WORDS, LONG)]
+        for outcome in s.client.ask_all(asked):
+            check_letters(outcome, 9)
+        for most in (1, 2, 3):
+            (outcome,) = s.client.ask_all([letters(LONG, 9, most) | how])
+            assert outcome.succeeded, outcome
+            assert (outcome.finish, len(outcome.text)) == ("length", most), outcome.text
+            assert not set(outcome.text) - set("qxz"), outcome.text
 
 
 @row(
     "C9",
-    "penalties live through a retraction (there are no grammars)",
+    "penalties and grammars live through a retraction",
     options=SMALL,
     proof=FORGOTTEN,
 )
@@ -218,8 +248,12 @@ def c9(s: Setup) -> None:
     requests = [
         greedy(prompt(seed, 20), GROWING_TOKENS) | penalty for seed, penalty in enumerate(PENALTIES, 1)
     ] * 2
+    requests.insert(2, letters(prompt(9, 20), GROWING_TOKENS, GROWING_TOKENS + 1))  # the youngest that runs
     for request, outcome in zip(requests, s.client.ask_all(requests), strict=True):
-        check(s, request, outcome)
+        if "structured_outputs" in request:
+            check_letters(outcome, GROWING_TOKENS)
+        else:
+            check(s, request, outcome)
     assert s.client.metric("baton_node_requests_retracted_total") > retracted, "nobody was retracted"
 
 

@@ -18,7 +18,6 @@ from conformance.recipes import (
     joined,
     node_ids,
     post,
-    refused,
     without,
 )
 from conformance.rows import Needs, Proof, row
@@ -192,16 +191,31 @@ def j7(s: Setup) -> None:
 
 @row(
     "J9",
-    "log probabilities of a chat are whole; tools are refused by name",
+    "log probabilities are whole, where tools are called too",
     needs=Needs.HTTP,
-    proof=Proof("tools are ignored", patch="import gateway.unsupported as u\nu._same = lambda *_: True\n"),
+    proof=Proof(
+        "with tools there are none",
+        patch="import gateway.rendering as r\n"
+        "real = r.Renderer._choice\n"
+        "def choice(self, answer, content, finish, scored, **how):\n"
+        "    return real(self, answer, content, finish, () if self._may_call_tools else scored, **how)\n"
+        "r.Renderer._choice = choice\n",
+    ),
 )
 def j9(s: Setup) -> None:
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
-    body = {"messages": MESSAGES[1:], **FIELDS, "logprobs": True, "top_logprobs": 2}
-    refused(s, body | {"tools": tools, "tool_choice": "auto"}, "tools", CHAT)
-    choice = post(s, CHAT, body).json()["choices"][0]
-    assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) == FIELDS["max_tokens"]
+    tools = [
+        {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+    ]
+    asked = {"messages": MESSAGES[1:], "logprobs": True, "top_logprobs": 2, "return_token_ids": True}
+    for more in (FIELDS, {"tools": tools, "tool_choice": "required", "max_tokens": 60}):
+        choice = post(s, CHAT, asked | more).json()["choices"][0]
+        assert len(choice["logprobs"]["content"]) == len(choice["token_ids"]) > 0
+        chunks = [part["choices"][0] for part in events(post(s, CHAT, asked | more | {"stream": True}))]
+        ids = [token for chunk in chunks for token in chunk["token_ids"]]
+        told = [entry for chunk in chunks if chunk["logprobs"] for entry in chunk["logprobs"]["content"]]
+        assert len(told) == len(ids) > 0
+        if "tools" in more:
+            assert choice["message"]["tool_calls"][0]["function"]["name"] == "f"
 
 
 @row(

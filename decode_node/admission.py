@@ -29,16 +29,20 @@ class AdmissionQueue(Generic[K, V]):
         self._max_queued = max_queued
         self._again: dict[K, tuple[tuple[bool, int], V]] = {}  # were in already; before all others
         self._waiting: OrderedDict[K, V] = OrderedDict()
+        self._choices: dict[K, int] = {}  # of those that are several requests
 
     def __len__(self) -> int:
-        """Requests that wait."""
-        return len(self._again) + len(self._waiting)
+        """Requests that wait: each choice is one."""
+        more = sum(self._choices.values()) - len(self._choices)
+        return len(self._again) + len(self._waiting) + more
 
-    def try_append(self, key: K, item: V) -> bool:
-        """Queue a new request; False when the queue is full."""
+    def try_append(self, key: K, item: V, num_choices: int = 1) -> bool:
+        """Queue a new request; False when the queue is full. The last one gets in with all its choices."""
         if len(self) >= self._max_queued:
             return False
         self._waiting[key] = item
+        if num_choices > 1:
+            self._choices[key] = num_choices
         return True
 
     def append_again(self, key: K, item: V, rank: tuple[bool, int]) -> None:
@@ -59,13 +63,15 @@ class AdmissionQueue(Generic[K, V]):
         """Take a request out, wherever it stands."""
         self._again.pop(key, None)
         self._waiting.pop(key, None)
+        self._choices.pop(key, None)
 
 
 def may_enter(request: Request, holders: Iterable[Request], free_pages: int, page_size: int) -> bool:
     """Say whether a request may be given the pages of its prompt.
 
-    Beside them there must be room for the next NEAR_TOKENS tokens of everybody, this one included, and for
-    all that the one may still need who may need most: so somebody can always go on to the end.
+    Beside them there must be room for the next NEAR_TOKENS tokens of everybody, this one included (of each
+    choice), and for all that the one may still need who may need most: so somebody can always go on to the
+    end. Where nobody else holds anything, the latter is enough.
 
     Args:
         request: holds nothing yet.
@@ -75,12 +81,14 @@ def may_enter(request: Request, holders: Iterable[Request], free_pages: int, pag
     """
     need = -(-request.fill_len // page_size)
     near = far = 0
-    for each in (*holders, request):
-        start = max(each.computed_len, each.fill_len)
+    others = tuple(holders)
+    for each in (*others, request):
+        start, choices = max(each.computed_len, each.fill_len), each.sampling.num_choices
         held = len(each.page_ids) or -(-start // page_size)
-        near += max(0, -(-min(each.max_len, start + NEAR_TOKENS) // page_size) - held)
-        far = max(far, -(-each.max_len // page_size) - held)
-    return free_pages >= need + max(near, far)
+        copies = (choices - 1) * (start % page_size > 0) + each.shares_last_page
+        near += copies + choices * max(0, -(-min(each.max_len, start + NEAR_TOKENS) // page_size) - held)
+        far = max(far, -(-each.max_len // page_size) - held + each.shares_last_page)
+    return free_pages >= need + max(near if others else 0, far)
 
 
 @dataclass(frozen=True, slots=True)

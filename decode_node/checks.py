@@ -6,26 +6,45 @@ for a request now is not asked here.
 
 from __future__ import annotations
 
+import numpy as np
+
+from common.codec import IntArray
 from common.messages import NODE_DRAINING
-from common.request import Request
+from common.request import MAX_PROMPT_LOGPROBS, Request
 from decode_node.entry import RefusedOut, RequestKey
 
 RETRY_AFTER_S = 1
 
 
 def check_request(
-    key: RequestKey, request: Request, *, vocab_size: int, most_tokens: int
+    key: RequestKey, request: Request, *, vocab_size: int, most_tokens: int, most_choices: int
 ) -> RefusedOut | None:
     """Refuse what this node could never finish; None when it may be taken.
 
     `most_tokens`: of a prompt and max_tokens together.
     """
+    if request.sampling.num_choices > most_choices:
+        text = f"{request.sampling.num_choices} choices; the decode node has room for {most_choices}"
+        return RefusedOut(key, 400, text, code="too_many_choices", param="n")
     if request.prompt_len < 1:
         return RefusedOut(key, 400, "the prompt is empty", param="prompt")
     if min(request.prompt_ids) < 0 or max(request.prompt_ids) >= vocab_size:
         return RefusedOut(key, 400, f"token ids go from 0 to {vocab_size - 1}", param="prompt")
     if max(request.sampling.stop_token_ids, default=0) >= vocab_size:
         return RefusedOut(key, 400, f"token ids go from 0 to {vocab_size - 1}", param="stop_token_ids")
+    if (request.sampling.num_prompt_logprobs or 0) > vocab_size:
+        return RefusedOut(key, 400, f"the vocabulary has {vocab_size} tokens", param="prompt_logprobs")
+    if request.prompt_len * request.sampling.num_prompt_numbers > MAX_PROMPT_LOGPROBS:
+        return RefusedOut(
+            key,
+            400,
+            f"{request.prompt_len} prompt tokens, each with {request.sampling.num_prompt_numbers} log "
+            f"probabilities, are more than {MAX_PROMPT_LOGPROBS}",
+            param="prompt_logprobs",
+        )
+    if request.sampling.grammar is not None and (request.sampling.min_tokens or request.sampling.ignore_eos):
+        param = "min_tokens" if request.sampling.min_tokens else "ignore_eos"
+        return RefusedOut(key, 400, f"{param} and a grammar, which decides when the answer ends", param=param)
     if request.max_len > most_tokens:
         return RefusedOut(
             key,
@@ -36,6 +55,11 @@ def check_request(
             param="max_tokens",
         )
     return None
+
+
+def are_tokens(ids: IntArray, vocab_size: int) -> bool:
+    """Say whether all are tokens of the vocabulary; a million of them are seen in a millisecond."""
+    return not len(ids) or int(np.frombuffer(ids, np.uint32).max()) < vocab_size  # the negative are large
 
 
 def node_is_draining(key: RequestKey) -> RefusedOut:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from common.engine.batch import ScheduleBatch
 from common.kv.allocator import Lease
 from common.messages import Timings
-from common.request import FinishReason, Request, SampledToken
+from common.request import FinishReason, LogprobArrays, Request, SampledToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class RequestKey:
 class Phase(Enum):
     """Where a request is."""
 
+    COMPILING = auto()  # its grammar
     QUEUED = auto()  # also what was retracted
     TRANSFERRING = auto()
     PREFILLING = auto()
@@ -45,6 +47,22 @@ class Entry:
     granted_s: float = 0.0
     arrived_s: float = 0.0  # first token known here
     timings: Timings = field(default_factory=Timings)
+    rows: tuple[int, ...] = ()  # its own, and one for each choice more that it stands for
+    keys: list[RequestKey] = field(init=False)  # choices that are wanted; one, once the first tokens are in
+
+    def __post_init__(self) -> None:
+        """Stand for all choices."""
+        self.keys = list(self.all_keys())
+
+    def all_keys(self) -> Iterator[RequestKey]:
+        """Name each choice, wanted or not: the ids from the request's on."""
+        epoch, first = self.key.epoch, self.key.request_id
+        return (RequestKey(epoch, first + i) for i in range(self.request.sampling.num_choices))
+
+    @property
+    def num_samples(self) -> int:
+        """First tokens that the end of its prompt brings."""
+        return 0 if self.request.outputs else self.request.sampling.num_choices
 
     @property
     def was_retracted(self) -> bool:
@@ -69,6 +87,7 @@ class TokenOut:
     sampled: SampledToken
     finish: FinishReason | None
     timings: Timings
+    prompt_logprobs: LogprobArrays | None = None  # with the first token, where they were asked for
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The pages and the rows of a decode node, and who holds them. Pure.
 
 A request gets pages and a row together, and more pages as it decodes; all come back once, behind the fence of
-the step that may still touch them. Pages that a prefill node may still be writing are quarantined until it is
+the step that may still touch them. The choices of a prompt share its pages, each copies the last one when it
+writes. Pages that a prefill node may still be writing are quarantined until it is
 known that nobody does. Knows no phase and no queue.
 """
 
@@ -49,16 +50,23 @@ class Holdings:
         return self._fence.current != 0
 
     def lease(self, entry: Entry, num_pages: int, use: PageUse) -> None:
-        """Give a request pages and a row.
+        """Give a request pages, and a row for each of its choices.
 
         Raises:
             InvariantError: they are not free.
         """
         entry.lease = self._pages.allocate(num_pages, use)
-        row = self._rows.take(1)
-        if entry.lease is None or row is None:
-            raise InvariantError("pages or a row were free a moment ago")
-        entry.request.page_ids, entry.request.row = entry.lease.pages, row[0]
+        rows = self._rows.take(len(entry.keys))
+        if entry.lease is None or rows is None:
+            raise InvariantError("pages or rows were free a moment ago")
+        entry.request.page_ids, entry.request.row, entry.rows = entry.lease.pages, rows[0], rows
+
+    def share(self, entry: Entry, choice: Entry) -> None:
+        """Give a choice the pages of its prompt, and one of the prompt's rows."""
+        assert entry.lease is not None
+        choice.lease = self._pages.share(entry.lease)
+        choice.rows, entry.rows = entry.rows[:1], entry.rows[1:]
+        choice.request.page_ids, choice.request.row = choice.lease.pages, choice.rows[0]
 
     def grow(self, entry: Entry) -> int | None:
         """Give a request one page more; returns it, or None when there is none free."""
@@ -68,12 +76,24 @@ class Holdings:
             entry.request.page_ids = entry.lease.pages
         return page
 
+    def own_last(self, entry: Entry) -> int | None:
+        """Give a request a page of its own for its last; returns it, or None when there is none free."""
+        assert entry.lease is not None
+        page = self._pages.own_last(entry.lease)
+        entry.request.page_ids = entry.lease.pages
+        return page
+
+    def must_copy(self, entry: Entry) -> bool:
+        """Say whether a request may not write its last page: a choice before it does."""
+        assert entry.lease is not None
+        return self._pages.shares_last(entry.lease)
+
     def release(self, entry: Entry) -> None:
         """Take back what a request holds, if it holds anything."""
         if entry.lease is not None:
             self.num_changes += 1
             self._pages.release(entry.lease, fence=self._fence.current)
-            self._give_back_row(entry)
+            self._give_back_rows(entry)
 
     def quarantine(self, entry: Entry, transfer_id: int) -> None:
         """Part a request from a transfer that did not end well: its pages rest until they are released."""
@@ -82,7 +102,7 @@ class Holdings:
         entry.transfer_id = None
         entry.lease.use = PageUse.QUARANTINED
         self._quarantined[transfer_id] = entry.lease
-        self._give_back_row(entry)
+        self._give_back_rows(entry)
 
     def release_quarantined(self, transfer_id: int) -> None:
         """Nobody writes the pages of that transfer any more; nothing where none are quarantined."""
@@ -121,11 +141,11 @@ class Holdings:
             InvariantError: they contradict each other.
         """
         self._pages.check_invariants()
-        rows = sum(entry.lease is not None for entry in entries)
+        rows = sum(len(entry.rows) for entry in entries)
         if rows + self._rows.num_free + self._rows.num_resting != self._num_rows:
             raise InvariantError("rows do not add up")
 
-    def _give_back_row(self, entry: Entry) -> None:
-        self._rows.give_back((entry.request.row,), self._fence.current)
-        entry.lease = None
-        entry.request.page_ids, entry.request.row = (), 0
+    def _give_back_rows(self, entry: Entry) -> None:
+        self._rows.give_back(entry.rows, self._fence.current)
+        entry.lease, entry.rows = None, ()
+        entry.request.page_ids, entry.request.row, entry.request.shares_last_page = (), 0, False

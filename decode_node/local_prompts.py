@@ -35,6 +35,11 @@ class LocalPrompts:
         """Requests whose prompts are not all planned."""
         return len(self._entries)
 
+    @property
+    def num_resuming(self) -> int:
+        """Those of them that were running before: they come before what arrives."""
+        return sum(entry.was_retracted for entry in self._entries.values())
+
     def append(self, entry: Entry) -> None:
         """Take a request that has its pages."""
         self._entries[entry.key] = entry
@@ -49,7 +54,7 @@ class LocalPrompts:
         if not entries:
             return ()
         budget = self._mixing.next_chunk() if num_decode else self._prefill_budget
-        return plan_chunks((entry.request for entry in entries), budget, self._page_size)
+        return plan_chunks((entry.request for entry in entries), budget, self._page_size, max_samples=room)
 
     def launch(self, plans: Sequence[ChunkPlan], mode: ForwardMode, now: float) -> list[Entry]:
         """Count what was planned for a step of that mode, or that nothing was.

@@ -16,19 +16,20 @@ from pathlib import Path
 from common.config import DecodeConfig, DrainConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
 from common.context import open_context
 from common.device.watch import EventWatch
+from common.engine.grammar_compiler import GrammarRefusal
 from common.engine.loader import Duties, Engine, load_engine
 from common.engine.step_loop import StepLoop
 from common.keys import load_keys
-from common.lifeline import Lifeline
 from common.messages import Abort, PageLedger, Peers, Role, SharedPool, Status, Submit
-from common.node import GatewayLink, make_hello, run_loop
+from common.node import join_gateways, make_hello, run_loop
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
-from common.reconcile import Reconciler
 from common.request import Request
 from common.sockets import Pollable
+from common.supervision.lifeline import Lifeline
 from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
 from decode_node.faulty_scheduler import scheduler_class
+from decode_node.gateways import Gateway, Gateways
 from decode_node.outbox import messages_of
 from transfer.faulty_endpoints import receiver_class
 from transfer.planes.cuda_ipc import cuda_pool
@@ -90,25 +91,26 @@ class DecodeNode:
         )
         watch = EventWatch(engine.streams.device, "step results")
         self._loop: StepLoop[DecodeStep] = StepLoop(engine.runner, watch, overlap=engine.overlap)
-        self._gateway_peer: Peer | None = None
-        self._reconciler = Reconciler()
         self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
-        self._said_usable = False
         self._granted: list[Request] = []  # in this turn, and not yet mirrored on the device
-        self._gateway = GatewayLink(
-            self._context,
-            node.join,
-            hello,
-            epoch,
-            status_of=self._status,
-            stats=self._stats,
-            now=clock(),
+        self._gateways = Gateways(
+            join_gateways(
+                self._context,
+                node.join,
+                hello,
+                epoch,
+                status_of=self._status,
+                stats=self._stats,
+                now=clock(),
+            )
         )
 
     def turn(self, now: float) -> bool:
         """Read, admit, launch, process, send."""
         self._loop.wake()
-        self._read_gateway(now)
+        for gateway in self._gateways:
+            self._read_gateway(gateway, now)
+        self._compile()
         for transfer_id in self._scheduler.expire(now):
             self._endpoint.abort(transfer_id, now)
         self._read_prefill_nodes(now)
@@ -130,74 +132,81 @@ class DecodeNode:
 
     def pollables(self) -> list[Pollable]:
         """What the node waits for."""
-        sockets = [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
-        return [*sockets, *self._loop.pollables()]
+        links = [item for gateway in self._gateways for item in gateway.link.connector.pollables()]
+        sockets = [*links, *self._endpoint.pollables()]
+        return [*sockets, *self._loop.pollables(), *self._engine.grammars.pollables()]
 
     def deadline(self) -> float | None:
         """When `turn` has something to do at the latest."""
-        links = self._gateway.connector.deadline(), self._endpoint.deadline()
-        deadlines = (*links, self._scheduler.deadline())
+        links = [gateway.link.connector.deadline() for gateway in self._gateways]
+        deadlines = (*links, self._endpoint.deadline(), self._scheduler.deadline())
         return min((d for d in deadlines if d is not None), default=None)
 
     def drain(self) -> None:
         """Take no new requests; those without pages go back to the gateway, the others end here."""
         self._scheduler.drain()
-        self._said_usable = False
         self._flush()  # before the Status from which it is absent
-        self._gateway.send_status()
+        for gateway in self._gateways:
+            gateway.said_usable = False
+            gateway.link.send_status()
 
     def is_drained(self) -> bool:
-        """Say whether the gateway has heard the end of every request."""
-        peer = self._gateway_peer
-        return self._scheduler.is_idle and (peer is None or peer.has_heard)
+        """Say whether all gateways have heard the end of every request."""
+        peers = [gateway.peer for gateway in self._gateways]
+        return self._scheduler.is_idle and all(peer is None or peer.has_heard for peer in peers)
 
     def close(self) -> None:
         """Close all sockets."""
         self._loop.close()
-        self._gateway.close()
+        for gateway in self._gateways:
+            gateway.link.close()
         self._endpoint.close()
         self._context.destroy(linger=0)
 
     # The gateway --------------------------------------------------------------------------------------------
 
-    def _read_gateway(self, now: float) -> None:
-        for event in self._gateway.poll(now):
+    def _read_gateway(self, gateway: Gateway, now: float) -> None:
+        for event in gateway.link.poll(now):
             match event:
                 case PeerUp(peer):
-                    self._gateway_peer = peer
-                    self._reconciler = Reconciler()
+                    gateway.up(peer)
                 case PeerDown(peer, _):
-                    self._gateway_gone(peer, now)
+                    self._gateway_gone(gateway, peer, now)
                 case PeerMessage(peer, Submit() as submit):
                     self._counters["requests_submitted"] += 1
                     key = RequestKey(peer.epoch, submit.request_id)
-                    self._reconciler.opened(submit.request_id)
+                    for i in range(submit.sampling.num_choices):
+                        gateway.reconciler.opened(submit.request_id + i)
                     self._scheduler.submit(key, submit, now, longest_prompt=self._longest_prompt())
+                    self._compile()
                     self._grant(now)  # so that only what has to wait counts as waiting
                 case PeerMessage(peer, Abort(request_id)):
                     self._abort(RequestKey(peer.epoch, request_id), now)
                 case PeerMessage(_, Peers(prefills)):
-                    if not self._colocated:
-                        self._endpoint.set_prefill_nodes(prefills, now)
+                    gateway.told(prefills, now)
+                    self._set_prefill_nodes(now)
                 case PeerMessage(peer, Status() as status):
-                    lost = self._reconciler.on_status(status.last_seq_seen, status.open_ids)
+                    lost = gateway.reconciler.on_status(status.last_seq_seen, status.open_ids)
                     for request_id in lost:
                         self._abort(RequestKey(peer.epoch, request_id), now)
                 case PeerMessage():
                     self._counters["messages_misplaced"] += 1
 
-    def _gateway_gone(self, peer: Peer, now: float) -> None:
+    def _gateway_gone(self, gateway: Gateway, peer: Peer, now: float) -> None:
         """What that gateway submitted is over: nobody is left to read it."""
         for key in self._scheduler.keys_of(peer.epoch):
             self._abort(key, now)
-        self._gateway_peer = None
-        self._said_usable = False
+        gateway.down()
+        self._set_prefill_nodes(now)  # after the last one, the next tells which there are
+
+    def _set_prefill_nodes(self, now: float) -> None:
         if not self._colocated:
-            self._endpoint.set_prefill_nodes((), now)  # the next gateway tells which there are
+            self._endpoint.set_prefill_nodes(self._gateways.prefills(), now)
 
     def _abort(self, key: RequestKey, now: float) -> None:
         self._counters["requests_aborted"] += 1
-        self._reconciler.closed(key.request_id)
+        if (gateway := self._gateways.of(key.epoch)) is not None:
+            gateway.reconciler.closed(key.request_id)
         transfer_id = self._scheduler.abort(key)
         if transfer_id is not None:
             self._endpoint.abort(transfer_id, now)
@@ -233,10 +242,20 @@ class DecodeNode:
                         can_prefill=self._can_prefill(),
                     )
         self._scheduler.prefill_lost(self._longest_prompt())
-        if self._is_usable() is not self._said_usable and self._gateway_peer is not None:
-            self._said_usable = self._is_usable()
-            self._flush()  # what ended here is told before a Status from which it is absent
-            self._gateway.send_status()
+        is_usable = self._is_usable()
+        for gateway in self._gateways:
+            if is_usable is not gateway.said_usable and gateway.peer is not None:
+                gateway.said_usable = is_usable
+                self._flush()  # what ended here is told before a Status from which it is absent
+                gateway.link.send_status()
+
+    def _compile(self) -> None:
+        """Queue those whose grammar is compiled, and have the others' compiled."""
+        for key, answer in self._engine.grammars.answers(self._scheduler.compiling()):
+            if isinstance(answer, GrammarRefusal):
+                self._scheduler.not_compiled(key, answer.status, answer.reason)
+            else:
+                self._scheduler.compiled(key, answer)
 
     def _grant(self, now: float) -> None:
         # The loads are summed over all transfers: not in a turn in which nobody waits.
@@ -250,7 +269,8 @@ class DecodeNode:
 
     def _mirror(self) -> None:
         """Tell the device what was granted: after prefill nodes were asked, and first tokens are out."""
-        for request in self._granted:
+        parted, self._scheduler.parted = self._scheduler.parted, []
+        for request in (*self._granted, *parted):
             if request.row:  # else it ended meanwhile
                 self._engine.runner.grant(request)
         self._granted.clear()
@@ -279,11 +299,12 @@ class DecodeNode:
     def _flush(self) -> None:
         outs, self._scheduler.out = self._scheduler.out, []
         for epoch, message, ended in messages_of(outs):
+            gateway = self._gateways.of(epoch)
+            if gateway is None or gateway.peer is None:
+                continue
             for key in ended:
-                self._reconciler.closed(key.request_id)
-            peer = self._gateway_peer
-            if peer is not None and peer.epoch == epoch:
-                peer.send(message)
+                gateway.reconciler.closed(key.request_id)
+            gateway.peer.send(message)
 
     def _status(self, epoch: int) -> Status:
         return Status(
@@ -300,7 +321,8 @@ class DecodeNode:
     def _stats(self) -> tuple[PageLedger, dict[str, int]]:
         counters = Counter(self._counters)
         counters.update(self._endpoint.counters())
-        counters.update(self._gateway.connector.counters)
+        for gateway in self._gateways:
+            counters.update(gateway.link.connector.counters)
         counters["steps"] = self._loop.num_launched
         counters["tokens_sampled"] = self._scheduler.tokens_sampled
         counters["requests_expired"] = self._scheduler.requests_expired

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.messages import Failed, Finish, Refused, RequestLogprobs, Tokens, int32s
+from common.messages import Failed, Finish, PromptLogprobs, Refused, RequestLogprobs, Tokens, int32s
 from common.request import TokenLogprobs
 from decode_node.entry import FailedOut, Out, RefusedOut, RequestKey, TokenOut
 
@@ -25,11 +25,15 @@ def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, .
     runs: dict[int, dict[RequestKey, _Run]] = {}
     finished: dict[int, list[Finish]] = {}
     ended: dict[int, list[RequestKey]] = {}
+    first_words: list[tuple[int, Any, tuple[RequestKey, ...]]] = []
     last_words: list[tuple[int, Any, tuple[RequestKey, ...]]] = []
     for out in outs:
         key, epoch = out.key, out.key.epoch
         match out:
             case TokenOut(index=index, sampled=sampled, finish=finish, timings=timings):
+                if (scores := out.prompt_logprobs) is not None:
+                    arrays = scores.logprobs, scores.top_ids, scores.top_logprobs
+                    first_words.append((epoch, PromptLogprobs(key.request_id, *arrays), ()))
                 run = runs.setdefault(epoch, {}).setdefault(key, _Run(index))
                 run.tokens.append(sampled.token)
                 if sampled.logprobs is not None:
@@ -49,7 +53,7 @@ def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, .
         for epoch, by_key in runs.items()
     ]
     # Tokens first: a request that failed in this round may have got some before.
-    return tokens + last_words
+    return first_words + tokens + last_words
 
 
 def _tokens(by_key: dict[RequestKey, _Run], finished: list[Finish]) -> Tokens:

@@ -1,7 +1,8 @@
 """The requests whose KV is here: those that decode, and those that arrived and wait for a place. Pure.
 
-A request has pages for its prompt, and gets another one when its next token begins one. The oldest are served
-first. Who gets none sits out the step. Where nobody can go on, the youngest is to give up its pages.
+A request has pages for its prompt, and gets another one when its next token begins one, or would be written
+where another choice of its prompt writes. The oldest are served first. Who gets none sits out the step. Where
+nobody can go on, the youngest is to give up its pages.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ class Grown:
 
     ready: tuple[Entry, ...]
     new_pages: tuple[tuple[int, int, int], ...]  # (row, column of the page table, page)
+    copies: tuple[tuple[int, int], ...] = ()  # (page, page that gets what it holds)
     num_blocked: int = 0  # found no page
 
 
@@ -83,18 +85,30 @@ class RunningBatch:
         """Find room for the next token of each that decodes."""
         entries = tuple(entry for entry in self._running.values() if entry.request.wants_decode)
         size = self._page_size
-        short = [e for e in entries if e.request.computed_len >= len(e.request.page_ids) * size]
+        short = [
+            e
+            for e in entries
+            if e.request.computed_len >= len(e.request.page_ids) * size or e.request.shares_last_page
+        ]
         if not short:
             return Grown(entries, ())
-        new_pages, blocked = [], set()
+        new_pages, copies, blocked = [], [], set()
         for entry in sorted(short, key=lambda e: e.age):
-            page = holdings.grow(entry)
+            request = entry.request
+            shared = request.page_ids[-1] if request.shares_last_page else None
+            if shared is not None and not holdings.must_copy(entry):
+                request.shares_last_page = False  # the choices before it are gone, or have copies
+                continue
+            page = holdings.grow(entry) if shared is None else holdings.own_last(entry)
             if page is None:
                 blocked.add(entry.key)
-            else:
-                new_pages.append((entry.request.row, len(entry.request.page_ids) - 1, page))
+                continue
+            if shared is not None:
+                copies.append((shared, page))
+                request.shares_last_page = False
+            new_pages.append((request.row, len(request.page_ids) - 1, page))
         ready = tuple(entry for entry in entries if entry.key not in blocked)
-        return Grown(ready, tuple(new_pages), len(blocked))
+        return Grown(ready, tuple(new_pages), tuple(copies), len(blocked))
 
     def youngest(self) -> Entry | None:
         """Return the request to retract: never the oldest, for whose sake it is."""

@@ -4,9 +4,10 @@
        ├────pages───► PREFILLING (this node computes it) ──last chunk launched───────────▲ │
        └◄──────────────────── retracted: no page was left for the oldest ──────────────────┘
 
-1. `submit` checks a request and queues it; `admit` gives pages for its prompt, a row, and, unless this node
-   computes it, a prefill node.
-2. `transfer_done` brings the first token. It goes out at once; if it ends the request, nothing is decoded.
+1. `submit` checks a request and queues it (with a grammar, `compiled` does); `admit` gives pages for its
+   prompt, a row, and, unless this node computes it, a prefill node.
+2. `transfer_done` brings the first token. It goes out at once; if it ends the request, nothing is decoded. Of
+   several choices each is a request of its own from here on; before, one entry stands for all (choices.py).
 3. `take_prebuilt` makes a PREBUILT batch of those that arrived, as many as may run; `process_prebuilt` puts
    them into the running batch once their first tokens are seeded.
 4. `next_step` plans a DECODE step of all that runs and has a page for its next token (running.py), an EXTEND
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from common.engine.batch import (
     prepare_for_decode,
@@ -29,11 +31,12 @@ from common.engine.batch import (
 from common.errors import InvariantError
 from common.kv.allocator import PageUse
 from common.kv.layout import KVLayout
-from common.messages import Commit, PageLedger, Submit, Timings
+from common.messages import Choice, Commit, PageLedger, Submit, Timings
 from common.remembered import EarlyAborts
-from common.request import FinishReason, Request, SampledToken
+from common.request import FinishReason, Grammar, Request, SampledToken
 from decode_node.admission import AdmissionQueue, PrefillLoad, choose_prefill_node, may_enter
-from decode_node.checks import RETRY_AFTER_S, check_prefill, check_request, node_is_draining
+from decode_node.checks import RETRY_AFTER_S, are_tokens, check_prefill, check_request, node_is_draining
+from decode_node.choices import Drawing, part
 from decode_node.deadlines import Deadlines
 from decode_node.entry import (
     DecodeStep,
@@ -73,12 +76,15 @@ class DecodeScheduler:
     requests_expired: int = 0
     is_draining: bool = False
     num_retracted: int = 0
+    parted: list[Request] = field(default_factory=list)  # choices that have rows, not yet mirrored
     _holdings: Holdings = field(init=False)
     _queue: AdmissionQueue[RequestKey, Entry] = field(init=False)
+    _compiling: dict[RequestKey, Entry] = field(default_factory=dict)
     _entries: dict[RequestKey, Entry] = field(default_factory=dict)
     _deadlines: Deadlines[RequestKey] = field(default_factory=Deadlines)
     _of_transfer: dict[int, Entry] = field(default_factory=dict)
     _prefilling: LocalPrompts = field(init=False)
+    _drawing: Drawing = field(default_factory=Drawing)
     _running: RunningBatch = field(init=False)
     _early_aborts: EarlyAborts[RequestKey] = field(default_factory=EarlyAborts)
     _num_submitted: int = 0
@@ -98,34 +104,57 @@ class DecodeScheduler:
 
         `longest_prompt`: tokens that somebody can compute, None when nobody is there.
         """
-        if self._early_aborts.take(key) or key in self._entries:
+        request = Request(submit.prompt_ids, submit.sampling, len(submit.prompt_ids))
+        entry = Entry(key, request, now, age=self._num_submitted + 1)
+        if any(each in self._entries for each in entry.keys):
+            return  # said twice, or ids that are taken
+        entry.keys = [each for each in entry.keys if not self._early_aborts.take(each)]
+        if not entry.keys:
             return
         if self.is_draining:
-            self.out.append(node_is_draining(key))
+            self.out.extend(node_is_draining(each) for each in entry.keys)
             return
-        request = Request(submit.prompt_ids, submit.sampling, len(submit.prompt_ids))
         most = min(self.context_length, self.num_pages * self.layout.page_size)
-        refusal = check_request(key, request, vocab_size=self.vocab_size, most_tokens=most)
+        refusal = check_request(
+            key, request, vocab_size=self.vocab_size, most_tokens=most, most_choices=self.num_rows
+        )
         if refusal is None:
             refusal = check_prefill(key, request, longest_prompt)
-        self._num_submitted += 1
-        entry = Entry(key, request, now, age=self._num_submitted)
-        if refusal is None and not self._queue.try_append(key, entry):
-            refusal = RefusedOut(
-                key, 429, f"{self.max_queued} requests are waiting already", retry_after_s=RETRY_AFTER_S
-            )
+        self._num_submitted += request.sampling.num_choices
+        if refusal is None:
+            refusal = self._enqueue(entry)
         if refusal is not None:
-            self.out.append(refusal)
+            self.out.extend(replace(refusal, key=each) for each in entry.keys)
             return
-        self._entries[key] = entry
+        self._entries.update(dict.fromkeys(entry.all_keys(), entry))
         if submit.timeout_ms is not None:
-            self._deadlines.set(key, now + submit.timeout_ms / 1000)
+            for each in entry.keys:
+                self._deadlines.set(each, now + submit.timeout_ms / 1000)
+
+    def compiling(self) -> list[tuple[RequestKey, Grammar]]:
+        """Requests whose grammars are to be compiled."""
+        grammars = ((key, entry.request.sampling.grammar) for key, entry in self._compiling.items())
+        return [(key, grammar) for key, grammar in grammars if grammar is not None]
+
+    def compiled(self, key: RequestKey, grammar: Any) -> None:
+        """Queue a request whose grammar is compiled."""
+        entry = self._compiling.pop(key)
+        entry.request.compiled_grammar = grammar
+        entry.phase = Phase.QUEUED
+        if (refusal := self._enqueue(entry)) is not None:
+            self._refuse(entry, refusal)
+
+    def not_compiled(self, key: RequestKey, status: int, reason: str) -> None:
+        """Refuse a request whose grammar is none."""
+        code, retry_after_s = ("invalid_grammar", None) if status == 400 else (None, RETRY_AFTER_S)
+        refusal = RefusedOut(key, status, reason, code, retry_after_s=retry_after_s)
+        self._refuse(self._compiling[key], refusal)
 
     def drain(self) -> None:
         """Take no new requests, and hand back those that hold nothing here and have no token yet."""
         self.is_draining = True
         for entry in list(self._entries.values()):
-            if entry.phase is Phase.QUEUED and not entry.was_retracted:
+            if entry.phase in (Phase.COMPILING, Phase.QUEUED) and not entry.was_retracted:
                 self._hand_back(entry)
 
     @property
@@ -170,9 +199,12 @@ class DecodeScheduler:
         if entry is None:
             return
         entry.transfer_id = None
-        choice = commit.choices[0]
-        if choice.first_token >= self.vocab_size:  # the next step would read past the embeddings
-            self._fail(entry, 500, f"the prefill node sent {choice.first_token}, which is no token")
+        most = max(choice.first_token for choice in commit.choices)
+        if most >= self.vocab_size:  # the next step would read past the embeddings
+            self._fail(entry, 500, f"the prefill node sent {most}, which is no token")
+            return
+        if not are_tokens(commit.prompt_top_ids, self.vocab_size):
+            self._fail(entry, 500, "the prefill node sent log probabilities of what is no token")
             return
         entry.arrived_s = now
         remote_ms = commit.queue_ms + commit.prefill_ms
@@ -181,11 +213,11 @@ class DecodeScheduler:
             prefill_ms=commit.prefill_ms,
             transfer_ms=max(0.0, (now - entry.granted_s) * 1000 - remote_ms),
         )
-        entry.request.num_sampled = 1
-        self._running.arrive(entry)
+        if entry.request.prompt_logprobs is not None:
+            entry.request.prompt_logprobs = commit.logprob_arrays()
         assert entry.lease is not None
         entry.lease.use = PageUse.ACTIVE
-        self._take_token(entry, SampledToken(choice.first_token, choice.logprobs), choice.finish)
+        self._hand_over(entry, commit.choices)
 
     def transfer_gave_out(
         self, transfer_id: int, status: int, reason: str, *, retryable: bool, can_prefill: bool
@@ -219,7 +251,7 @@ class DecodeScheduler:
 
     def take_prebuilt(self) -> Prebuilt | None:
         """Batch what arrived, as far as it may run; the metadata alone is read."""
-        return self._running.take_prebuilt(len(self._prefilling))
+        return self._running.take_prebuilt(self._prefilling.num_resuming)
 
     def process_prebuilt(self, prebuilt: Prebuilt) -> None:
         """The first tokens are seeded: the requests decode with everyone else."""
@@ -241,14 +273,17 @@ class DecodeScheduler:
         else:
             return None
         if grown.new_pages:
-            batch = replace(batch, new_pages=grown.new_pages)
+            batch = replace(batch, new_pages=grown.new_pages, page_copies=grown.copies)
         prefilled = self._prefilling.launch(plans, batch.mode, now)
         for entry in prefilled:
-            self._running.start(entry)
+            if entry.request.sampling.num_choices == 1:
+                self._running.start(entry)
+            else:
+                self._drawing.append(entry)
         for request in requests:
             request.computed_len += 1
             request.num_sampled += 1
-        sampled = (entry for entry in prefilled if not entry.request.outputs)
+        sampled = (entry for entry in prefilled for _ in range(entry.num_samples))
         return DecodeStep(self._holdings.launch(), batch, (*sampled, *grown.ready), now)
 
     def process(self, step: DecodeStep, tokens: Sequence[SampledToken], now: float) -> None:
@@ -260,6 +295,10 @@ class DecodeScheduler:
                 continue  # it ended while the step was in flight
             if not entry.request.outputs:
                 self._note_local_prefill(entry, now)
+                if entry.phase is Phase.PREFILLING:  # one of several choices
+                    if (first := self._drawing.take(entry, sampled, self.eos_token_ids)) is not None:
+                        self._hand_over(entry, first)
+                    continue
             elif len(entry.request.outputs) == 1:
                 timings = entry.timings
                 entry.timings = Timings(
@@ -268,6 +307,9 @@ class DecodeScheduler:
                     timings.transfer_ms,
                     first_decode_ms=(now - entry.arrived_s) * 1000,
                 )
+            if sampled.error is not None:
+                self._fail(entry, 500, sampled.error)
+                continue
             count = len(entry.request.outputs) + 1
             finish = entry.request.sampling.finish_reason(sampled.token, count, self.eos_token_ids)
             self._take_token(entry, sampled, finish)
@@ -281,6 +323,10 @@ class DecodeScheduler:
         if entry is None:
             self._early_aborts.remember(key)
             return None
+        self._deadlines.discard(key)
+        entry.keys = [each for each in entry.keys if each != key]
+        if entry.keys:
+            return None  # other choices of its prompt are wanted
         transfer_id = entry.transfer_id
         self._end(entry)
         return transfer_id
@@ -292,7 +338,9 @@ class DecodeScheduler:
         """
         transfers = []
         for key in self._deadlines.take_overdue(now):
-            entry = self._entries[key]
+            entry = self._entries.get(key)
+            if entry is None:
+                continue  # it ended with another choice of its prompt
             if entry.transfer_id is not None:
                 transfers.append(entry.transfer_id)
             self.requests_expired += 1
@@ -306,7 +354,7 @@ class DecodeScheduler:
 
     def keys_of(self, epoch: int) -> list[RequestKey]:
         """All requests of a gateway."""
-        return [key for key in self._entries if key.epoch == epoch]
+        return [key for key, entry in self._entries.items() if key.epoch == epoch and key in entry.keys]
 
     @property
     def num_queued(self) -> int:
@@ -322,7 +370,7 @@ class DecodeScheduler:
     @property
     def num_running(self) -> int:
         """Requests that this node has to make steps for (not those that a prefill node computes)."""
-        return len(self._prefilling) + len(self._running)
+        return len(self._prefilling) + len(self._drawing) + len(self._running)
 
     def ledger(self) -> PageLedger:
         """Pages by state."""
@@ -334,21 +382,36 @@ class DecodeScheduler:
         Raises:
             InvariantError: they contradict themselves.
         """
-        self._holdings.check_invariants(self._entries.values())
-        placed = len(self._queue) + len(self._of_transfer) + len(self._prefilling) + len(self._running)
-        if placed != len(self._entries):
-            raise InvariantError(f"{placed} requests in the phases, {len(self._entries)} in all")
+        entries = set(self._entries.values())
+        self._holdings.check_invariants(entries)
+        waiting = len(self._queue.items())
+        placed = len(self._compiling) + waiting + len(self._of_transfer) + self.num_running
+        if placed != len(entries):
+            raise InvariantError(f"{placed} requests in the phases, {len(entries)} in all")
 
     # --------------------------------------------------------------------------------------------------------
+
+    def _enqueue(self, entry: Entry) -> RefusedOut | None:
+        request = entry.request
+        if request.sampling.grammar is not None and request.compiled_grammar is None:
+            if len(self._compiling) < self.max_queued:
+                entry.phase = Phase.COMPILING
+                self._compiling[entry.key] = entry
+                return None
+        elif self._queue.try_append(entry.key, entry, request.sampling.num_choices):
+            return None
+        text = f"{self.max_queued} requests are waiting already"
+        return RefusedOut(entry.key, 429, text, retry_after_s=RETRY_AFTER_S)
 
     def _has_room_for(self, entry: Entry) -> bool:
         """Ask `may_enter`, but not again while nothing came free: what runs only takes."""
         asked = entry, self._holdings.num_changes
         if asked == self._refused_at:
             return False
-        holders = (e.request for e in self._entries.values() if e.lease is not None)
+        holders = (e.request for e in set(self._entries.values()) if e.lease is not None)
         free_pages, page_size = self._holdings.num_free_pages, self.layout.page_size
-        if self._holdings.num_free_rows and may_enter(entry.request, holders, free_pages, page_size):
+        has_rows = self._holdings.num_free_rows >= len(entry.keys)
+        if has_rows and may_enter(entry.request, holders, free_pages, page_size):
             return True
         self._refused_at = asked
         return False
@@ -375,6 +438,18 @@ class DecodeScheduler:
         self._queue.append_again(entry.key, entry, entry.rank)
         self.num_retracted += 1
 
+    def _hand_over(self, entry: Entry, first_tokens: Sequence[Choice]) -> None:
+        """The first tokens are in: each choice that goes on arrives, as a request of its own."""
+        for key in entry.all_keys():
+            del self._entries[key]
+        for choice, first in part(entry, first_tokens, self._holdings, self.layout.page_size):
+            self._entries[choice.key] = choice
+            if choice is not entry:
+                self.parted.append(choice.request)
+            choice.request.num_sampled = 1
+            self._running.arrive(choice)
+            self._take_token(choice, SampledToken(first.first_token, first.logprobs), first.finish)
+
     def _note_local_prefill(self, entry: Entry, now: float) -> None:
         entry.arrived_s = now
         entry.timings = Timings(
@@ -383,25 +458,34 @@ class DecodeScheduler:
         )
 
     def _take_token(self, entry: Entry, sampled: SampledToken, finish: FinishReason | None) -> None:
-        self.out.append(TokenOut(entry.key, len(entry.request.outputs), sampled, finish, entry.timings))
-        entry.request.outputs.append(sampled.token)
+        request = entry.request
+        scores, request.prompt_logprobs = request.prompt_logprobs, None
+        self.out.append(TokenOut(entry.key, len(request.outputs), sampled, finish, entry.timings, scores))
+        request.outputs.append(sampled.token)
         self.tokens_sampled += 1
         if finish is not None:
             self._end(entry)
 
     def _hand_back(self, entry: Entry) -> None:
         """Give a request without a token to the gateway again, for another decode node."""
-        self.out.append(node_is_draining(entry.key))
+        self.out.extend(node_is_draining(key) for key in entry.keys)
+        self._end(entry)
+
+    def _refuse(self, entry: Entry, refusal: RefusedOut) -> None:
+        self.out.extend(replace(refusal, key=key) for key in entry.keys)
         self._end(entry)
 
     def _fail(self, entry: Entry, status: int, reason: str) -> None:
         retry_after_s = RETRY_AFTER_S if status == 503 else None
-        self.out.append(FailedOut(entry.key, status, reason, retry_after_s))
+        self.out.extend(FailedOut(key, status, reason, retry_after_s) for key in entry.keys)
         self._end(entry)
 
     def _end(self, entry: Entry) -> None:
-        del self._entries[entry.key]
-        self._deadlines.discard(entry.key)
+        for key in entry.all_keys():
+            del self._entries[key]
+            self._deadlines.discard(key)
+        self._drawing.discard(entry.key)
+        self._compiling.pop(entry.key, None)
         self._queue.remove(entry.key)
         self._prefilling.discard(entry.key)
         self._running.discard(entry.key)

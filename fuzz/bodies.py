@@ -53,6 +53,27 @@ _CHAT: dict[str, Any] = {
     "top_logprobs": 2,
     "max_completion_tokens": 5,
 }
+_SCHEMA: dict[str, Any] = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+_STRUCTURES: tuple[dict[str, Any], ...] = (
+    {"json": _SCHEMA}, {"json": '{"enum": [1]}'}, {"regex": "[a-c]{2}"}, {"choice": ["a", "b"]},
+    {"json_object": True}, {"grammar": 'root ::= "a"'},
+    {"structural_tag": {"type": "structural_tag", "format": {"type": "const_string", "value": "a"}}},
+)  # fmt: skip
+_TOOL = {"type": "function", "function": {"name": "f", "parameters": _SCHEMA, "strict": True}}
+_CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+_TOOLS: tuple[dict[str, Any], ...] = (
+    {"tools": [_TOOL], "tool_choice": "required", "parallel_tool_calls": False},
+    {"tools": [_TOOL], "tool_choice": {"type": "function", "function": {"name": "f"}}},
+    {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": _SCHEMA}}},
+    {"response_format": {"type": "json_object"}, "tools": [_TOOL]},
+    {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [_CALL]},
+            {"role": "tool", "tool_call_id": "c", "content": [{"type": "text", "text": "b"}]},
+        ]
+    },
+)
 # What JSON can say; NaN and Infinity it cannot, but Python writes them.
 _VALUES: tuple[Any, ...] = (
     None, True, False, 0, 1, -1, 2**31, 2**63, 2**64, -(2**63), 10**40, 0.0, 0.5, -0.5, 1e-300, 1e300, 1e-9,
@@ -71,6 +92,10 @@ def seeds() -> list[bytes]:
     bodies += [(0, {"model": MODEL, "prompt": "a", name: _COMMON[name]}) for name in _COMMON]
     bodies += [(0, {"model": MODEL, "prompt": "a", name: 1}) for name in COMPLETION_TABLE]
     messages = [{"role": "user", "content": "hi"}]
+    bodies += [(0, {"model": MODEL, "prompt": "a", "structured_outputs": each}) for each in _STRUCTURES]
+    scored = {"echo": True, "max_tokens": 0, "n": 2, "prompt_logprobs": 1}
+    bodies += [(0, {"model": MODEL, "prompt": prompt} | scored) for prompt in (["a", "b"], [5, 6])]
+    bodies += [(1, {"model": MODEL, "messages": messages} | each) for each in _TOOLS]
     bodies += [(1, {"model": MODEL, "messages": messages, name: [1]}) for name in CHAT_TABLE]
     bodies += [(1, {"model": MODEL, "messages": [messages[0] | {name: 1}]}) for name in MESSAGE_TABLE]
     return [bytes((which,)) + json.dumps(body).encode() for which, body in bodies]

@@ -105,7 +105,8 @@ def _for_sender(choices: Choices) -> tx.Input:
         case 5 | 6:
             return tx.Posted(1 + choices.below(3))
         case 7:
-            return tx.FirstToken(replace(_CHOICE, finish=choices.one_of((None, FinishReason.STOP))), 1.0, 1.0)
+            choice = replace(_CHOICE, finish=choices.one_of((None, FinishReason.STOP)))
+            return tx.FirstToken((choice,), 1.0, 1.0)
         case 8:
             return tx.Reject(400, "no") if choices.below(2) else tx.Fail(503, "no")
         case 9:

@@ -5,8 +5,10 @@ A stop string ends the answer here, although the node would go on. Knows neither
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from common.codec import IntArray
 from common.messages import Timings
@@ -25,8 +27,7 @@ class ScoredToken:
     text_offset: int  # characters; that of the whole character for a later part of one
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):  # as TokenEvent
     """What one event adds to an answer; the last has a finish."""
 
     text: str
@@ -34,6 +35,12 @@ class Delta:
     finish: FinishReason | None = None
     timings: Timings | None = None  # None where a stop string ended it before the node did
     scored: tuple[ScoredToken, ...] = ()  # one a token, where the request asked for log probabilities
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of all tokens of the prompt but the first
+
+    @property
+    def is_text(self) -> bool:
+        """It adds text alone, or nothing."""
+        return self.finish is None and not self.scored
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,32 +65,62 @@ class Answer:
         self.index = index
         self.prompt_ids = prompt_ids
         self.num_tokens = 0  # taken so far, up to the one that ended the answer
+        self.timings: Timings | None = None  # when the node ended it
+        self.times_s: list[float] = [time.perf_counter()]  # made, first token, end: those that were
         self._stream = stream
         self._detokenizer = detokenizer
         self._stops = StopStrings(rules.stops)
+        self._has_stops = bool(rules.stops)
         self._min_tokens = rules.min_tokens
         self._num_chars = 0  # of the text of all tokens so far, shown or held back
+        self._is_over = False
 
-    async def run(self, emit: Callable[[Answer, Delta], Awaitable[None]]) -> None:
-        """Follow the request to its end, handing every event's delta to `emit`.
+    def follow(
+        self, emit: Callable[[Answer, Delta], None], ended: Callable[[Exception | None], None]
+    ) -> None:
+        """Follow the request, handing every event's delta to `emit`; nothing is called after `abort`.
 
-        Raises:
-            RequestRejected: the request failed.
+        Args:
+            ended: called once, in the end: with what made the request fail (RequestRejected, or a bug of
+                ours in here or in `emit`), or None.
         """
-        finished = False
-        while not finished:
-            delta = self.take(await self._stream.next())
-            finished = delta.finish is not None
-            if finished:
-                self._stream.abort()  # after a stop string the node would go on; else it changes nothing
-            await emit(self, delta)
+
+        def take(event: TokenEvent | Exception) -> None:
+            if self._is_over:
+                return
+            try:
+                if isinstance(event, Exception):
+                    raise event
+                delta = self.take(event)
+                if len(self.times_s) == 1:
+                    self.times_s.append(time.perf_counter())
+                if delta.finish is None:
+                    emit(self, delta)
+                    return
+                self.timings = delta.timings
+                self.times_s.append(time.perf_counter())
+                self.abort()  # after a stop string the node would go on; else it changes nothing
+                emit(self, delta)
+            except Exception as failure:  # others' tokens came in the same message
+                self.abort()
+                ended(failure)
+            else:
+                ended(None)
+
+        self._stream.follow(take)
 
     def abort(self) -> None:
         """Give the request up; idempotent."""
+        self._is_over = True
         self._stream.abort()
 
     def take(self, event: TokenEvent) -> Delta:
         """Turn an event into what it adds; tokens behind a stop string are dropped and not counted."""
+        if event.finish is None and not event.logprobs and not self._has_stops:  # nearly all, so it is quick
+            text = "".join(map(self._detokenizer.add, event.token_ids))
+            self.num_tokens += len(event.token_ids)
+            self._num_chars += len(text)
+            return Delta(text, event.token_ids, prompt_logprobs=event.prompt_logprobs)
         text = ""
         offsets: list[int] = []  # one a token that was taken
         for token_id in event.token_ids:
@@ -110,4 +147,5 @@ class Answer:
         token_ids = event.token_ids[: len(offsets)]
         # No log probabilities where none were asked for: then this is empty.
         scored = tuple(map(ScoredToken, token_ids, event.logprobs, offsets))
-        return Delta(text, token_ids, finish, event.timings if finish is not None else None, scored)
+        timings = event.timings if finish is not None else None
+        return Delta(text, token_ids, finish, timings, scored, event.prompt_logprobs)

@@ -157,8 +157,10 @@ def build_app(
         config.client_timeout,
     )
     routes = Routes(service)
+    metrics.count_links(nodes.counters())
     # Without the pages /docs and /redoc: they load scripts from elsewhere.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
+    app.state.metrics = metrics
     _add_generation(app, COMPLETIONS, routes.completions, model_name)
     _add_generation(app, CHAT, routes.chat, model_name)
     always: dict[int | str, dict[str, Any]] = {s: _ERRORS[s] for s in (401, 408, 431, 503)}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import zmq
@@ -22,6 +23,7 @@ from common.messages import (
     Failed,
     Hello,
     Peers,
+    PromptLogprobs,
     Refused,
     Role,
     Stats,
@@ -31,16 +33,18 @@ from common.messages import (
     Tokens,
 )
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, LogprobArrays, SamplingParams
 from gateway.errors import deadline_exceeded
 from gateway.nodes import NodeSnapshot, RequestStream, TokenEvent
 from gateway.router import Node, Router
 from gateway.stream import Stream
+from gateway.submission import Submission
 
 log = logging.getLogger("baton.gateway")
 
 STATS_TIMEOUT_S = 2.0
 RETRY_AFTER_S = 1
+MOST_MESSAGES = 16  # read in one go; then whatever else the loop has to do gets on
 OVERDUE_AFTER_S = 1.0  # beyond a request's deadline: the decode node, which knows more, should say so itself
 
 
@@ -57,7 +61,7 @@ class NodeClient:
         self._acceptor = Acceptor(context, address, hello, epoch, self._status)
         self._router = Router()
         self._streams: dict[int, Stream] = {}
-        self._request_ids = itertools.count(1)
+        self._next_id = 1  # of a request
         self._query_ids = itertools.count(1)
         self._queries: dict[int, tuple[Peer, asyncio.Future[Stats]]] = {}
         self._loop = asyncio.get_running_loop()
@@ -80,7 +84,7 @@ class NodeClient:
 
     def submit(
         self, prompt_ids: IntArray, sampling: SamplingParams, timeout_s: float | None = None
-    ) -> RequestStream:
+    ) -> tuple[RequestStream, ...]:
         """Hand a request to a decode node; raises RequestRejected(503) when there is no usable one."""
         if self._is_leaving:
             raise _leaving()
@@ -90,12 +94,14 @@ class NodeClient:
                 "no pair of prefill and decode nodes is ready", status=503, retry_after_s=RETRY_AFTER_S
             )
         deadline_s = None if timeout_s is None else self._loop.time() + timeout_s
-        stream = Stream(next(self._request_ids), prompt_ids, sampling, deadline_s, self._abort)
-        if deadline_s is not None:
-            stream.timer = self._loop.call_at(deadline_s + OVERDUE_AFTER_S, self._overdue, stream)
-        self._streams[stream.request_id] = stream
-        self._give_to(node, stream)
-        return stream
+        submission = Submission(self._next_id, prompt_ids, sampling, deadline_s, self._abort)
+        self._next_id += sampling.num_choices
+        for stream in submission.streams:
+            if deadline_s is not None:
+                stream.timer = self._loop.call_at(deadline_s + OVERDUE_AFTER_S, self._overdue, stream)
+            self._streams[stream.request_id] = stream
+        self._give_to(node, submission, submission.streams)
+        return submission.streams
 
     def capacity_tokens(self) -> int | None:
         """Tokens that every decode node's pool holds."""
@@ -175,20 +181,33 @@ class NodeClient:
             stream.stop_timer()
         self._acceptor.close()
 
-    def _give_to(self, node: Node, stream: Stream) -> None:
-        seq = node.peer.send(stream.given_to(node, self._loop.time()))
-        node.reconciler.opened(stream.request_id, seq)
+    def _give_to(self, node: Node, submission: Submission, streams: Sequence[Stream]) -> None:
+        """Submit a prompt; of its choices these are wanted."""
+        seq = node.peer.send(submission.given_to(node, streams, self._loop.time()))
+        for stream in submission.streams:
+            if stream in streams:
+                node.reconciler.opened(stream.request_id, seq)
+            else:
+                node.peer.send(Abort(stream.request_id))
         self._pump_soon()
 
     def _retry(self, stream: Stream, error: RequestRejected) -> None:
-        """Its decode node does not go on: before the first token another may have it, never after."""
-        node = None if stream.received else self._router.choose(stream.tried)
+        """Its decode node does not go on: before the first token another may have it, never after.
+
+        All choices of its prompt that have no token yet move together.
+        """
+        old, submission = stream.node, stream.submission
+        node = None if stream.received else self._router.choose(submission.tried)
         if node is None:
             self._fail(stream, error)
             return
-        self._acceptor.counters["requests_retried"] += 1
-        stream.node.reconciler.closed(stream.request_id)
-        self._give_to(node, stream)
+        moved = [s for s in submission.streams if s.open and not s.received and s.node is old]
+        self._acceptor.counters["requests_retried"] += len(moved)
+        for each in moved:
+            old.reconciler.closed(each.request_id)
+            if each is not stream and self._router.of(old.peer) is old:
+                old.peer.send(Abort(each.request_id))
+        self._give_to(node, submission, moved)
 
     def _abort(self, stream: Stream) -> None:
         self._end(stream)
@@ -230,7 +249,7 @@ class NodeClient:
         if self._is_closed:
             return
         now = self._loop.time()
-        for event in self._acceptor.poll(now):
+        for event in self._acceptor.poll(now, MOST_MESSAGES):
             match event:
                 case PeerUp(peer):
                     self._up(peer, now)
@@ -273,7 +292,8 @@ class NodeClient:
         if node is None:
             return
         for request_id in node.reconciler.open_ids():
-            if (stream := self._streams.get(request_id)) is not None:
+            stream = self._streams.get(request_id)
+            if stream is not None and stream.node is node:  # else it moved with another choice
                 gone = f"{peer.node_id} is gone: {reason}"
                 self._retry(stream, RequestRejected(gone, status=503, retry_after_s=RETRY_AFTER_S))
         if peer.hello.role is Role.PREFILL:
@@ -287,6 +307,9 @@ class NodeClient:
         match message:
             case Tokens():
                 self._tokens(node, message)
+            case PromptLogprobs(request_id=request_id):
+                if (stream := self._stream(node, request_id)) is not None and not stream.received:
+                    stream.scores = LogprobArrays(message.logprobs, message.top_ids, message.top_logprobs)
             case Refused():
                 self._refused(node, message)
             case Failed(id=request_id, status=status, reason=reason, retry_after_s=retry_after_s):
@@ -316,13 +339,14 @@ class NodeClient:
     def _tokens(self, node: Node, message: Tokens) -> None:
         finishes = {finish.request_id: finish for finish in message.finished}
         logprobs = {item.request_id: item.tokens for item in message.logprobs}
+        ids = message.token_ids.tolist()
         at = 0
         for request_id, first, count in zip(message.request_ids, message.first, message.counts, strict=True):
-            token_ids = tuple(message.token_ids[at : at + count])
+            token_ids = tuple(ids[at : at + count])
             at += count
             if (stream := self._stream(node, request_id)) is None:
                 continue
-            if first != stream.received:
+            if first != stream.received or (not first and stream.lacks_scores()):
                 stream.node.peer.send(Abort(request_id))
                 self._fail(stream, RequestRejected("tokens were lost on the way", status=500))
                 continue
@@ -347,5 +371,6 @@ class NodeClient:
 
     def _lost(self, node: Node, request_id: int) -> None:
         node.reconciler.closed(request_id)
-        if (stream := self._streams.get(request_id)) is not None:
+        stream = self._streams.get(request_id)
+        if stream is not None and stream.node is node:
             self._retry(stream, RequestRejected("the decode node lost the request", status=500))

@@ -23,7 +23,8 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from common.config import GatewayConfig
 from common.errors import RequestRejected
 from gateway.api_key import OPEN_PATHS
-from gateway.reply import error_response
+from gateway.direct import CycleWriter, WriteRound
+from gateway.reply import DIRECT, error_response
 
 log = logging.getLogger("baton.gateway")
 
@@ -67,7 +68,7 @@ def make_room_for(max_connections: int) -> None:
 
 def protocol_with(limits: ConnectionLimits) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with these limits."""
-    return type("Protocol", (LimitedProtocol,), {"limits": limits})
+    return type("Protocol", (LimitedProtocol,), {"limits": limits, "round": WriteRound()})
 
 
 DEFAULT_LIMITS = ConnectionLimits()
@@ -77,6 +78,7 @@ class LimitedProtocol(HttpToolsProtocol):
     """One connection of a client."""
 
     limits: ClassVar[ConnectionLimits]
+    round: ClassVar[WriteRound]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or close it when there are too many."""
@@ -134,6 +136,8 @@ class LimitedProtocol(HttpToolsProtocol):
             self.app = _refusing(OVERLOADED, otherwise=self._normal_app)
         self._expect()
         super().on_headers_complete()
+        # Its task has not begun.
+        self.scope["extensions"] = {DIRECT: {"writer": CycleWriter(self.cycle, self.round)}}
 
     def on_message_complete(self) -> None:
         """The request is whole."""

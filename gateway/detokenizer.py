@@ -12,17 +12,31 @@ Knows nothing of stop strings.
 from __future__ import annotations
 
 from collections.abc import Container
+from typing import Protocol
 
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 
 
-class Detokenizer:
+class Detokenizer(Protocol):
     """The growing text of one answer: joined, the pieces are `decode(ids, skip_special_tokens=True)`.
 
     Only a decoder that takes back what it showed (a run of byte-fallback tokens that turns out to be no
     UTF-8) makes them differ: what was shown stays.
+    """
+
+    def add(self, token_id: int) -> str:
+        """Take a token; return the text that is certain now, which may be empty."""
+        ...
+
+    def flush(self) -> str:
+        """Return what was held back: an unfinished character, as the decoder shows it. Ends the text."""
+        ...
+
+
+class WindowDetokenizer:
+    """See `Detokenizer`; for any tokenizer. `byte_level.py` has a faster one for most.
 
     Args:
         silent_ids: ids that have no text (special tokens); left out, so that a run of them costs nothing.

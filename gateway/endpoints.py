@@ -12,6 +12,7 @@ from typing import Any
 
 from gateway import unsupported
 from gateway.answer import ScoredToken
+from gateway.echo import Encoded, echo_of
 from gateway.logprobs import chat_logprobs, completion_logprobs
 from gateway.openai_api import (
     ChatRequest,
@@ -20,12 +21,14 @@ from gateway.openai_api import (
     parse_chat,
     parse_completion,
 )
+from gateway.structured import check_grammar
 from gateway.text import TextPipeline
 from gateway.token_text import TokenTexts
 from gateway.unsupported import Table
 
 Json = dict[str, Any]
-Encode = Callable[[TextPipeline, int], list[list[int]]]  # with the context length; blocks: it tokenizes
+# With the context length; blocks: it tokenizes, and has the grammar checked.
+Encode = Callable[[TextPipeline, int], list[Encoded]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,17 +47,27 @@ class Endpoint:
     opening: Json | None  # what a choice's stream begins with, before any text
     delta: Callable[[str], Json]  # more text -> its part of a chunk's choice
     logprobs: Callable[[Sequence[ScoredToken], TokenTexts], Json]
+    prompt_logprobs_in_choice: bool  # rather than in the body, as vLLM has it
 
 
 def _read_completion(body: Json) -> tuple[GenerationRequest, Encode]:
     request = parse_completion(body)
 
-    def encode(text: TextPipeline, context_length: int) -> list[list[int]]:
+    def encode(text: TextPipeline, context_length: int) -> list[Encoded]:
+        _check_grammar(request)
         # The four forms don't mix: all are texts or all are ids.
         texts = [prompt for prompt in request.prompt if isinstance(prompt, str)]
         text.check_length(texts, context_length, "prompt")
-        ids = [prompt for prompt in request.prompt if not isinstance(prompt, str)]
-        return ids or text.encode(texts, special_tokens=True)
+        given = [prompt for prompt in request.prompt if not isinstance(prompt, str)]
+        ids = given or text.encode(texts, special_tokens=True)
+        if not request.echo:
+            return [Encoded(each) for each in ids]
+        shown: Sequence[str | None] = texts or [None] * len(ids)
+        # What does not fit is refused later; nothing is read of it.
+        return [
+            Encoded(each, echo_of(each[:context_length], one, text))
+            for each, one in zip(ids, shown, strict=True)
+        ]
 
     return request, encode
 
@@ -62,14 +75,21 @@ def _read_completion(body: Json) -> tuple[GenerationRequest, Encode]:
 def _read_chat(body: Json) -> tuple[GenerationRequest, Encode]:
     request = parse_chat(body)
 
-    def encode(text: TextPipeline, context_length: int) -> list[list[int]]:
-        messages = [message.model_dump(exclude_none=True) for message in request.messages]
+    def encode(text: TextPipeline, context_length: int) -> list[Encoded]:
+        _check_grammar(request)
+        messages = [message.for_template() for message in request.messages]
         # The template writes the special tokens itself.
-        chat = text.render_chat(messages)
+        tools = None if request.tool_use is None else request.tool_use.for_template()
+        chat = text.render_chat(messages, tools)
         text.check_length([chat], context_length, "messages")
-        return text.encode([chat], special_tokens=False)
+        return [Encoded(ids) for ids in text.encode([chat], special_tokens=False)]
 
     return request, encode
+
+
+def _check_grammar(request: GenerationRequest) -> None:
+    if request.grammar is not None:
+        check_grammar(request.grammar, request.grammar_param)
 
 
 COMPLETIONS = Endpoint(
@@ -85,6 +105,7 @@ COMPLETIONS = Endpoint(
     opening=None,
     delta=lambda text: {"text": text},
     logprobs=completion_logprobs,
+    prompt_logprobs_in_choice=True,
 )
 CHAT = Endpoint(
     path="/v1/chat/completions",
@@ -99,4 +120,5 @@ CHAT = Endpoint(
     opening={"delta": {"role": "assistant", "content": ""}},
     delta=lambda text: {"delta": {"content": text} if text else {}},
     logprobs=chat_logprobs,
+    prompt_logprobs_in_choice=False,
 )

@@ -18,7 +18,8 @@ from common.errors import RequestRejected
 from common.messages import PageLedger, Role, Timings
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 from gateway.errors import deadline_exceeded
-from gateway.nodes import NodeSnapshot, TokenEvent
+from gateway.nodes import NodeSnapshot, Take, TokenEvent, pull
+from gateway.submission import each_choice
 
 TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, transfer_ms=3.0, first_decode_ms=4.0)
 
@@ -70,6 +71,7 @@ class FakeStream:
         self._script = nodes.script
         self._tokens: Iterator[int] = cycle(self._script.tokens(prompt_ids))
         self._num_tokens = 0
+        self._pulling: asyncio.Task[None] | None = None
 
     async def next(self) -> TokenEvent:
         """Return the script's next tokens."""
@@ -91,10 +93,24 @@ class FakeStream:
             self._end()
         num = self.sampling.num_logprobs
         scores = () if num is None else tuple(self._script.score(token_id, num) for token_id in token_ids)
-        return TokenEvent(tuple(token_ids), finish, TIMINGS if finish is not None else None, scores)
+        timings = TIMINGS if finish is not None else None
+        is_first = self._num_tokens == len(token_ids)
+        return TokenEvent(
+            tuple(token_ids), finish, timings, scores, self._prompt_logprobs() if is_first else None
+        )
+
+    def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
+        num = self.sampling.num_prompt_logprobs
+        return None if num is None else tuple(self._script.score(i, num) for i in self.prompt_ids[1:])
+
+    def follow(self, take: Take) -> None:
+        """Hand over the script's tokens."""
+        self._pulling = asyncio.create_task(pull(self, take))
 
     def abort(self) -> None:
         """Give the request up."""
+        if self._pulling is not None:
+            self._pulling.cancel()
         if not self.ended:
             self.aborted = True
             self._end()
@@ -128,15 +144,15 @@ class FakeNodes:
 
     def submit(
         self, prompt_ids: IntArray, sampling: SamplingParams, timeout_s: float | None = None
-    ) -> FakeStream:
-        """Start a request, or refuse it as the script says."""
+    ) -> tuple[FakeStream, ...]:
+        """Start a request for each choice, or refuse it as the script says."""
         if self.script.refusal is not None:
             raise self.script.refusal
+        streams = tuple(FakeStream(self, prompt_ids, one, timeout_s) for one in each_choice(sampling))
         with self.changed:
-            stream = FakeStream(self, prompt_ids, sampling, timeout_s)
-            self.streams.append(stream)
+            self.streams += streams
             self.changed.notify_all()
-        return stream
+        return streams
 
     def capacity_tokens(self) -> int | None:
         """Return the attribute `capacity`."""

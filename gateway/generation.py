@@ -18,7 +18,7 @@ import logging
 import math
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -28,6 +28,7 @@ from starlette.types import Receive, Scope, Send
 from common.errors import RequestRejected
 from gateway.answer import Answer, Delta, TextRules
 from gateway.body import parse_object, read_body
+from gateway.chunks import ChunkWriter
 from gateway.disconnect import run_while_connected
 from gateway.endpoints import Endpoint
 from gateway.errors import INTERNAL_ERROR, deadline_exceeded
@@ -37,7 +38,7 @@ from gateway.nodes import Nodes
 from gateway.openai_api import GenerationRequest
 from gateway.prompts import Prompt, check_model, check_prompts
 from gateway.rendering import Renderer
-from gateway.reply import Reply
+from gateway.reply import Reply, event_of
 from gateway.text import TextPipeline
 
 logger = logging.getLogger("baton.gateway")
@@ -92,9 +93,12 @@ class GenerationCall(Response):
             logger.exception("%s failed", self._id)
             await self._fail(reply, INTERNAL_ERROR)
         finally:
+            reply.close()
             metrics.running.dec()
             metrics.requests.labels(outcome.value).inc()
             metrics.generation_tokens.inc(sum(answer.num_tokens for answer in self._answers))
+            for answer in self._answers:
+                metrics.count_times(answer)
 
     async def _fail(self, reply: Reply, error: RequestRejected) -> None:
         with contextlib.suppress(TimeoutError):  # who reads nothing does not hear why
@@ -130,6 +134,7 @@ class GenerationCall(Response):
             request,
             {"id": self._id, "created": self._created, "model": service.model_name},
             service.text.token_texts,
+            prompts,
         )
         try:
             for prompt in prompts:
@@ -145,37 +150,46 @@ class GenerationCall(Response):
     def _submit(self, prompt: Prompt, request: GenerationRequest, due_s: float) -> None:
         service = self._service
         left_s = max(0.0, due_s - asyncio.get_running_loop().time())
-        stream = service.nodes.submit(prompt.ids, prompt.sampling, left_s)
         rules = TextRules(request.stop, request.min_tokens)
-        answer = Answer(len(self._answers), prompt.ids, stream, service.text.detokenizer(), rules)
-        self._answers.append(answer)
+        for stream in service.nodes.submit(prompt.ids, prompt.sampling, left_s):
+            answer = Answer(len(self._answers), prompt.ids, stream, service.text.detokenizer(), rules)
+            self._answers.append(answer)
         service.metrics.prompt_tokens.inc(len(prompt.ids))
 
     async def _collect(self, renderer: Renderer, reply: Reply) -> None:
         deltas: list[list[Delta]] = [[] for _ in self._answers]
 
-        async def keep(answer: Answer, delta: Delta) -> None:
+        def keep(answer: Answer, delta: Delta) -> None:
             deltas[answer.index].append(delta)
 
         await self._follow(keep)
         await reply.body(renderer.body(self._answers, deltas))
 
     async def _stream(self, renderer: Renderer, reply: Reply) -> None:
-        async def send(answer: Answer, delta: Delta) -> None:
-            for chunk in renderer.chunks(answer, delta, self._answers):
-                await reply.event(chunk)
-
-        await self._follow(send)
+        chunks = ChunkWriter(renderer, self._answers, reply.write)
+        await self._follow(chunks.add)
         usage = renderer.usage_chunk(self._answers)
         if usage is not None:
-            await reply.event(usage)
+            reply.write(event_of(usage))
         await reply.done()
 
-    async def _follow(self, emit: Callable[[Answer, Delta], Awaitable[None]]) -> None:
-        tasks = [asyncio.create_task(answer.run(emit)) for answer in self._answers]
-        try:
-            await asyncio.gather(*tasks)
-        finally:  # one failed, so the call has; the others must not write behind the error
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+    async def _follow(self, emit: Callable[[Answer, Delta], None]) -> None:
+        """Have `emit` called with all that comes; whatever fails first ends the call."""
+        all_ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        num_open = len(self._answers)
+
+        def ended(failure: Exception | None) -> None:
+            nonlocal num_open
+            num_open -= 1
+            if all_ended.done():
+                return
+            if failure is not None:
+                all_ended.set_exception(failure)
+                for answer in self._answers:
+                    answer.abort()  # the others must not write behind the error
+            elif not num_open:
+                all_ended.set_result(None)
+
+        for answer in self._answers:
+            answer.follow(emit, ended)
+        await all_ended

@@ -19,11 +19,11 @@ from common.drain import Drain
 from common.host import this_process
 from common.http_port import bind_http
 from common.keys import Keys, load_keys
-from common.lifeline import Lifeline
 from common.messages import Hello, Role
 from common.model.spec import ModelSpec, load_spec
 from common.node import ALIVE_EVERY_S, private_address, remove_socket_at_exit
 from common.peer import new_epoch
+from common.supervision.lifeline import Lifeline
 from gateway.app import build_app
 from gateway.client import NodeClient
 from gateway.connections import ConnectionLimits, make_room_for
@@ -67,6 +67,7 @@ async def _serve(
     async def stay_alive() -> None:
         while True:
             lifeline.usable(client.usable())
+            app.state.metrics.count_links(client.counters())  # what others show must not lag far behind
             lifeline.alive()
             await asyncio.sleep(ALIVE_EVERY_S / 2)
 
@@ -93,7 +94,7 @@ def run_gateway(
     if listen.nodes is not None:
         check_reach(listen.nodes, keys)
     gateway = replace(gateway, api_key=read_api_key(gateway.api_key))
-    http = bind_http(gateway.host, gateway.port)
+    http = bind_http(gateway.host, gateway.port, is_shared=gateway.shares_port)
     make_room_for(gateway.max_connections)
     http.setblocking(False)
     folder = Path(model.model)

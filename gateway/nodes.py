@@ -6,22 +6,31 @@ nothing behind it does.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from common.codec import IntArray
 from common.messages import PageLedger, Role, Timings
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """The next tokens of a request, at least one; the last event has a finish and timings."""
+class TokenEvent(NamedTuple):  # not a frozen dataclass: there is one a token, and those take a microsecond
+    """The next tokens of a request, at least one; the last event has a finish and timings.
+
+    The first has the prompt's log probabilities, where the request asked for them: one for every token of the
+    prompt but the first.
+    """
 
     token_ids: tuple[int, ...]
     finish: FinishReason | None
     timings: Timings | None
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, when the request asked for them
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+# Takes the next tokens of a request, or what made it fail: the last that comes then. It must not raise.
+Take = Callable[[TokenEvent | Exception], None]
 
 
 class RequestStream(Protocol):
@@ -35,9 +44,29 @@ class RequestStream(Protocol):
         """
         ...
 
+    def follow(self, take: Take) -> None:
+        """Have everything handed over as it comes, up to a finish, a failure or `abort`; instead of `next`.
+
+        So all tokens of a step go to their clients in one go, without a task that wakes up for each.
+        """
+        ...
+
     def abort(self) -> None:
         """Give the request up, wherever it is; idempotent, after its end too. Returns at once."""
         ...
+
+
+async def pull(stream: RequestStream, take: Take) -> None:
+    """Follow a request by `next`, where there is something to wait for between two events."""
+    finished = False
+    while not finished:
+        try:
+            event = await stream.next()
+        except Exception as failure:
+            take(failure)
+            return
+        take(event)
+        finished = event.finish is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +85,11 @@ class Nodes(Protocol):
 
     def submit(
         self, prompt_ids: IntArray, sampling: SamplingParams, timeout_s: float | None = None
-    ) -> RequestStream:
+    ) -> tuple[RequestStream, ...]:
         """Hand a request to a decode node; `prompt_ids` is an array of int32, not empty.
 
-        After `timeout_s` the stream fails with 504, whatever the nodes do; None: never.
+        Returns a stream for each of its `sampling.num_choices`, in order: requests of their own from here on.
+        After `timeout_s` they fail with 504, whatever the nodes do; None: never.
 
         Raises:
             RequestRejected: 503 with Retry-After when no pair of nodes is usable.

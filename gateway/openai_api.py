@@ -6,160 +6,86 @@ depends on the model (context length, vocabulary, chat template) is not decided 
 
 from __future__ import annotations
 
-import re
 import secrets
-from typing import Annotated, Any, Literal, TypeVar
+from functools import cached_property
+from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError, WithJsonSchema
+from pydantic import FailFast, Field, ValidationError
 
 from common.errors import RequestRejected
-from common.request import MAX_LOGPROBS, U64_MAX, LogitBias, SamplingParams
-from gateway.errors import clipped, from_validation, unknown_field
+from common.request import MAX_CHOICES, MAX_LOGPROBS, U64_MAX, Grammar, LogitBias, SamplingParams
+from gateway.errors import from_validation, unknown_field
+from gateway.fields import INT32_MAX, MAX_PROMPTS, Bias, Prompts, Stops, Strict
 from gateway.limits import COMPLETION_MAX_TOKENS, AnswerLength
+from gateway.messages import Message
+from gateway.structured import ResponseFormat, StructuredOutputs, exactly_one
+from gateway.tools import MAX_TOOLS, Choice, Tool, ToolUse, tool_use
 from gateway.unsupported import CHAT, COMPLETION, MESSAGE, Table, without_defaults
 
-INT32_MAX = 2**31 - 1
-MAX_PROMPTS = 1024  # requests that one call may start
-MAX_STOPS = 4  # OpenAI's limit
-MAX_STOP_CHARS = 1024
-MAX_BIASED = 1024  # tokens with a logit bias
-_TOKEN_ID = re.compile("0|[1-9][0-9]{0,9}")
 _NO_DEFAULTS: Table = {}
 
 
-def _ids(value: list[Any]) -> bool:
-    return all(type(item) is int for item in value)
-
-
-def _prompts(value: Any) -> list[str | list[int]]:
-    """Bring the four forms of a prompt into one: a list of texts and lists of token ids."""
-    match value:
-        case str():
-            prompts: list[Any] = [value]
-        case [int(), *_]:
-            prompts = [value]
-        case [_, *_]:
-            prompts = value
-        case []:
-            raise ValueError("must not be empty")
-        case _:
-            raise ValueError("must be a string, a list of strings, or a list (of lists) of token ids")
-    if len(prompts) > MAX_PROMPTS:
-        raise ValueError(f"more than {MAX_PROMPTS} prompts in one call")
-    kind = type(prompts[0])
-    for prompt in prompts:
-        if type(prompt) is not kind or not (kind is str or (kind is list and _ids(prompt))):
-            raise ValueError("must be a string, a list of strings, or a list (of lists) of token ids")
-        if not prompt:
-            raise ValueError("must not be empty")
-    return prompts
-
-
-def _stops(value: Any) -> list[str]:
-    stops = [value] if type(value) is str else value
-    if type(stops) is not list or len(stops) > MAX_STOPS or any(type(stop) is not str for stop in stops):
-        raise ValueError(f"must be a string or a list of at most {MAX_STOPS} strings")
-    if not all(0 < len(stop) <= MAX_STOP_CHARS for stop in stops):
-        raise ValueError(f"a stop string has 1 to {MAX_STOP_CHARS} characters")
-    return stops
-
-
-def _content(value: Any) -> str:
-    """Join the text parts of a message."""
-    if type(value) is str:
-        return value
-    if type(value) is not list:
-        raise ValueError("must be a string or a list of text parts")
-    for part in value:
-        if type(part) is not dict or type(part.get("type")) is not str:
-            raise ValueError("a content part is an object with a type")
-        if part["type"] != "text":
-            raise ValueError(f"content of type {clipped(part['type'])!r} is not supported")
-        if part.keys() != {"type", "text"} or type(part["text"]) is not str:
-            raise ValueError("a text part has the fields type and text, both strings")
-    return "".join(part["text"] for part in value)
-
-
-def _bias(value: Any) -> dict[int, float]:
-    if type(value) is not dict or len(value) > MAX_BIASED:
-        raise ValueError(f"must be an object with at most {MAX_BIASED} fields")
-    for key, bias in value.items():
-        if not _TOKEN_ID.fullmatch(key):
-            raise ValueError(f"{clipped(key)!r} is no token id")
-        if type(bias) not in (int, float) or not -100 <= bias <= 100:
-            raise ValueError("a bias is a number from -100 to 100")
-    return {int(key): float(bias) for key, bias in value.items()}
-
-
-# What the OpenAPI page says of the fields that the functions above check.
-_TEXT = {"type": "string", "minLength": 1}
-_IDS = {"type": "array", "items": {"type": "integer", "minimum": 0}, "minItems": 1}
-_SEVERAL = {"type": "array", "minItems": 1, "maxItems": MAX_PROMPTS}
-_PROMPT_SCHEMA: dict[str, Any] = {
-    "anyOf": [_TEXT, _IDS, _SEVERAL | {"items": _TEXT}, _SEVERAL | {"items": _IDS}]
-}
-_STOP = _TEXT | {"maxLength": MAX_STOP_CHARS}
-_STOP_SCHEMA: dict[str, Any] = {"anyOf": [_STOP, {"type": "array", "items": _STOP, "maxItems": MAX_STOPS}]}
-_BIAS = {"type": "number", "minimum": -100, "maximum": 100}
-_BIAS_SCHEMA: dict[str, Any] = {
-    "type": "object",
-    "propertyNames": {"pattern": f"^({_TOKEN_ID.pattern})$"},
-    "additionalProperties": _BIAS,
-    "maxProperties": MAX_BIASED,
-}
-_PART = {
-    "type": "object",
-    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
-    "required": ["type", "text"],
-    "additionalProperties": False,
-}
-_CONTENT_SCHEMA: dict[str, Any] = {"anyOf": [{"type": "string"}, {"type": "array", "items": _PART}]}
-
-
-class _Strict(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
-
-
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream tells beside the text."""
 
-    include_usage: bool = False
-    continuous_usage_stats: bool = False
-    include_obfuscation: bool = True  # padding against eavesdroppers; there is none, so both values are met
+    include_usage: Annotated[bool, Field(description="a last chunk with the usage")] = False
+    continuous_usage_stats: Annotated[bool, Field(description="each chunk has the usage so far")] = False
+    # Padding against eavesdroppers; there is none, so both values are met.
+    include_obfuscation: Annotated[bool, Field(description="changes nothing: there is none")] = True
 
 
-class Message(_Strict):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str, BeforeValidator(_content), WithJsonSchema(_CONTENT_SCHEMA)]
-    name: str | None = None
-
-
-class GenerationRequest(_Strict):
+class GenerationRequest(Strict):
     """What completions and chat have in common."""
 
-    model: str
-    max_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    temperature: Annotated[float, Field(ge=0, le=2)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, le=INT32_MAX)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    repetition_penalty: Annotated[float, Field(ge=0.01, le=2)] = 1.0  # not OpenAI's; as in vLLM and SGLang
-    logit_bias: Annotated[dict[int, float], BeforeValidator(_bias), WithJsonSchema(_BIAS_SCHEMA)] = {}
-    seed: Annotated[int, Field(ge=-(2**63), le=2**63 - 1)] | None = None
-    stop: Annotated[list[str], BeforeValidator(_stops), WithJsonSchema(_STOP_SCHEMA)] = []
-    stop_token_ids: Annotated[list[int], Field(max_length=1024), FailFast()] = []
-    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] = 0
-    ignore_eos: bool = False
-    return_token_ids: bool = False
-    timings: bool = False
-    timeout: Annotated[float, Field(gt=0)] | None = None  # seconds
-    user: str | None = None  # a label; it changes nothing
-    stream: bool = False
-    stream_options: StreamOptions | None = None
+    model: Annotated[str, Field(description="as `/v1/models` names it")]
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES, description="answers to each prompt")] = 1
+    max_tokens: Annotated[
+        int | None, Field(ge=1, le=INT32_MAX, description="by default the rest of the context")
+    ] = None
+    temperature: Annotated[float, Field(ge=0, le=2, description="0 takes the likeliest token")] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1, description="draw from the likeliest so much")] = 1.0
+    top_k: Annotated[
+        int, Field(ge=-1, le=INT32_MAX, description="draw from so many likeliest; 0 and -1: from all")
+    ] = 0
+    min_p: Annotated[
+        float, Field(ge=0, le=1, description="draw from tokens at least so likely, of the likeliest one")
+    ] = 0.0
+    presence_penalty: Annotated[
+        float, Field(ge=-2, le=2, description="against tokens that the answer has")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, Field(ge=-2, le=2, description="the same, each time that it has them")
+    ] = 0.0
+    repetition_penalty: Annotated[
+        float, Field(ge=0.01, le=2, description="against tokens of prompt and answer")
+    ] = 1.0
+    logit_bias: Annotated[Bias, Field(description="by token id, added to its logit")] = {}
+    seed: Annotated[
+        int | None, Field(ge=-(2**63), le=2**63 - 1, description="the same seed draws the same tokens")
+    ] = None
+    stop: Annotated[Stops, Field(description="ends the answer, and is no part of it")] = []
+    stop_token_ids: Annotated[
+        list[int], Field(max_length=1024, description="tokens that end the answer, as EOS does"), FailFast()
+    ] = []
+    min_tokens: Annotated[int, Field(ge=0, le=INT32_MAX, description="nothing ends it before")] = 0
+    ignore_eos: Annotated[bool, Field(description="EOS does not end the answer")] = False
+    structured_outputs: Annotated[
+        StructuredOutputs | None, Field(description="what the answer must match, as in vLLM")
+    ] = None
+    prompt_logprobs: Annotated[
+        int | None,
+        Field(
+            ge=0, le=MAX_LOGPROBS, description="log probabilities of the prompt, as in vLLM; not in a stream"
+        ),
+    ] = None
+    return_token_ids: Annotated[bool, Field(description="ids of prompt and answer, see below")] = False
+    timings: Annotated[bool, Field(description="where the time went, see below; of one prompt")] = False
+    timeout: Annotated[
+        float | None, Field(gt=0, description="seconds until 504; by default `--request-timeout`")
+    ] = None
+    user: Annotated[str | None, Field(description="a label; it changes nothing")] = None
+    stream: Annotated[bool, Field(description="server-sent events, a chunk as tokens come")] = False
+    stream_options: Annotated[StreamOptions | None, Field(description="needs `stream`")] = None
 
     def length(self) -> AnswerLength:
         """Return the wish for the answer's length."""
@@ -171,6 +97,20 @@ class GenerationRequest(_Strict):
         Each endpoint has fields of its own for it.
         """
         return None
+
+    def num_prompt_logprobs(self) -> int | None:
+        """Return the same for the prompt's tokens."""
+        return self.prompt_logprobs
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """What the answer must match."""
+        return None if self.structured_outputs is None else self.structured_outputs.to_grammar()
+
+    @property
+    def grammar_param(self) -> str:
+        """The field that it came in."""
+        return "structured_outputs"
 
     def sampling(self, max_tokens: int) -> SamplingParams:
         """Return the sampling parameters, with a seed drawn where the client gave none."""
@@ -189,27 +129,58 @@ class GenerationRequest(_Strict):
             repetition_penalty=self.repetition_penalty,
             logit_bias=tuple(LogitBias(token, bias) for token, bias in self.logit_bias.items()),
             num_logprobs=self.num_logprobs(),
+            num_prompt_logprobs=self.num_prompt_logprobs(),
+            num_choices=self.n,
+            grammar=self.grammar,
         )
 
 
 class CompletionRequest(GenerationRequest):
     """The body of POST /v1/completions."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts), WithJsonSchema(_PROMPT_SCHEMA)]
-    logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
+    prompt: Annotated[Prompts, Field(description="one or several; texts, or token ids")]
+    max_tokens: Annotated[
+        int | None, Field(ge=0, le=INT32_MAX, description="by default 16; 0 needs echo")
+    ] = None
+    logprobs: Annotated[
+        int | None, Field(ge=0, le=MAX_LOGPROBS, description="so many likeliest tokens at each place")
+    ] = None
+    echo: Annotated[bool, Field(description="the answer begins with the prompt, logprobs too")] = False
+
+    def length(self) -> AnswerLength:
+        """Return the wish for the answer's length; where 0 is wished for, a token is computed and dropped."""
+        wish = 1 if self.max_tokens == 0 else self.max_tokens
+        return AnswerLength(wish, "max_tokens", COMPLETION_MAX_TOKENS)
 
     def num_logprobs(self) -> int | None:
         """Return the field."""
         return self.logprobs
 
+    def num_prompt_logprobs(self) -> int | None:
+        """Return the larger of what two fields ask for."""
+        asked = [self.prompt_logprobs, self.logprobs if self.echo else None]
+        return max((num for num in asked if num is not None), default=None)
+
 
 class ChatRequest(GenerationRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: Annotated[list[Message], Field(min_length=1), FailFast()]
-    max_completion_tokens: Annotated[int, Field(ge=1, le=INT32_MAX)] | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] = 0
+    messages: Annotated[list[Message], Field(min_length=1, description="the chat so far"), FailFast()]
+    max_completion_tokens: Annotated[
+        int | None, Field(ge=1, le=INT32_MAX, description="by default the rest of the context")
+    ] = None
+    logprobs: Annotated[bool, Field(description="log probabilities of the answer's tokens")] = False
+    top_logprobs: Annotated[
+        int, Field(ge=0, le=MAX_LOGPROBS, description="likeliest tokens at each place; needs `logprobs`")
+    ] = 0
+    response_format: Annotated[
+        ResponseFormat | None, Field(description="enforced, whatever the model wants")
+    ] = None
+    tools: Annotated[
+        list[Tool], Field(max_length=MAX_TOOLS, description="functions that the model may call"), FailFast()
+    ] = []
+    tool_choice: Annotated[Choice | None, Field(description="by default `auto` where there are tools")] = None
+    parallel_tool_calls: Annotated[bool | None, Field(description="false: one call at the most")] = None
 
     def length(self) -> AnswerLength:
         """Return the wish for the answer's length, by default the rest of the context."""
@@ -220,6 +191,27 @@ class ChatRequest(GenerationRequest):
     def num_logprobs(self) -> int | None:
         """Return the two fields as one number."""
         return self.top_logprobs if self.logprobs else None
+
+    @cached_property
+    def tool_use(self) -> ToolUse | None:
+        """The tools that the answer may call."""
+        return tool_use(self.tools, self.tool_choice, self.parallel_tool_calls)
+
+    @cached_property
+    def grammar(self) -> Grammar | None:
+        """What the answer must match."""
+        if self.structured_outputs is not None:
+            return self.structured_outputs.to_grammar()
+        if self.tool_use is not None:
+            return self.tool_use.grammar(self.response_format)
+        return None if self.response_format is None else self.response_format.grammar()
+
+    @property
+    def grammar_param(self) -> str:
+        """The field that it came in."""
+        if self.structured_outputs is not None:
+            return "structured_outputs"
+        return "response_format" if self.tool_use is None else "tools"
 
 
 R = TypeVar("R", bound=GenerationRequest)
@@ -239,7 +231,20 @@ def _parse(kind: type[R], fields: dict[str, Any]) -> R:
         raise from_validation(error) from None
     if request.stream_options is not None and not request.stream:
         raise RequestRejected("stream_options needs stream to be true", param="stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise RequestRejected("prompt_logprobs are not told in a stream", param="prompt_logprobs")
+    if request.structured_outputs is not None:
+        exactly_one(request.structured_outputs)
     return request
+
+
+def _check_grammar_fields(request: GenerationRequest) -> None:
+    """Refuse what would keep an answer from its end, or end it elsewhere; a grammar that is too much."""
+    if request.grammar is None:
+        return
+    for name in ("min_tokens", "ignore_eos"):
+        if getattr(request, name):
+            raise RequestRejected(f"{name} cannot be used with {request.grammar_param}", param=name)
 
 
 def parse_completion(body: dict[str, Any]) -> CompletionRequest:
@@ -248,7 +253,13 @@ def parse_completion(body: dict[str, Any]) -> CompletionRequest:
     Raises:
         RequestRejected: the first field that is wrong, unknown or not supported.
     """
-    return _parse(CompletionRequest, without_defaults(body, COMPLETION))
+    request = _parse(CompletionRequest, without_defaults(body, COMPLETION))
+    if request.max_tokens == 0 and not request.echo:
+        raise RequestRejected("max_tokens is at least 1 without echo", param="max_tokens")
+    if len(request.prompt) * request.n > MAX_PROMPTS:
+        raise RequestRejected(f"more than {MAX_PROMPTS} answers in one call", param="n")
+    _check_grammar_fields(request)
+    return request
 
 
 def parse_chat(body: dict[str, Any]) -> ChatRequest:
@@ -274,4 +285,13 @@ def parse_chat(body: dict[str, Any]) -> ChatRequest:
         )
     if request.top_logprobs and not request.logprobs:
         raise RequestRejected("top_logprobs needs logprobs to be true", param="top_logprobs")
+    for i, message in enumerate(request.messages):
+        message.check(f"messages[{i}]")
+    if request.structured_outputs is not None:
+        for name, other in (("response_format", request.response_format), ("tools", request.tool_use)):
+            if other is not None:
+                raise RequestRejected(
+                    f"structured_outputs cannot be used with {name}", param="structured_outputs"
+                )
+    _check_grammar_fields(request)
     return request

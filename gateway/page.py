@@ -22,6 +22,10 @@ def request_schema(kind: type[GenerationRequest], unsupported: Table, model_name
     parts = whole.pop("$defs", {})
     for name, part in parts.items():
         _allow(part, _TABLES.get(name, {}))
+    if "Message" in parts:
+        parts["Message"] = _by_role(parts["Message"])
+    if "StructuredOutputs" in parts:
+        parts["StructuredOutputs"] = _exactly_one(parts["StructuredOutputs"])
     _allow(whole, unsupported)
     whole["properties"]["model"] |= {"enum": [model_name]}
     schema: Schema = _inlined(whole, parts)
@@ -45,6 +49,42 @@ def _allow(schema: Schema, unsupported: Table) -> None:
         if name not in required and {"type": "null"} not in field.get("anyOf", ()):
             fields[name] = {"anyOf": [field, {"type": "null"}]}
     fields |= {name: {"enum": [None, *values]} for name, values in unsupported.items()}
+
+
+def _by_role(message: Schema) -> Schema:
+    """Say what each role's message has: pydantic knows one for all."""
+    fields, content = message["properties"], _not_null(message["properties"]["content"])
+    calls = _not_null(fields["tool_calls"]) | {"minItems": 1}
+
+    def of(roles: list[str], needs: Schema) -> Schema:
+        others = {name: {"type": "null"} for name in ("tool_calls", "tool_call_id")}
+        properties = fields | others | needs | {"role": {"enum": roles}}
+        return message | {"properties": properties, "required": ["role", *needs]}
+
+    called = of(["assistant"], {"tool_calls": calls})
+    called["properties"]["content"] = fields["content"]
+    answer = {"content": content, "tool_call_id": _not_null(fields["tool_call_id"])}
+    said = of(["system", "developer", "user", "assistant"], {"content": content})
+    return {"anyOf": [said, called, of(["tool"], answer)]}
+
+
+def _exactly_one(outputs: Schema) -> Schema:
+    fields = outputs["properties"]
+    return {
+        "anyOf": [
+            outputs
+            | {
+                "properties": {other: {"type": "null"} for other in fields} | {name: _not_null(field)},
+                "required": [name],
+            }
+            for name, field in fields.items()
+        ]
+    }
+
+
+def _not_null(field: Schema) -> Schema:
+    options = [option for option in field["anyOf"] if option != {"type": "null"}]
+    return options[0] if len(options) == 1 else {"anyOf": options}
 
 
 def _inlined(schema: Any, parts: dict[str, Schema]) -> Any:

@@ -12,6 +12,7 @@ from common.codec import IntArray
 from common.errors import RequestRejected
 from common.messages import int32s
 from common.request import SamplingParams
+from gateway.echo import Echo, Encoded
 from gateway.limits import ModelLimits, resolve_max_tokens
 from gateway.openai_api import GenerationRequest
 
@@ -22,6 +23,7 @@ class Prompt:
 
     ids: IntArray
     sampling: SamplingParams
+    echo: Echo | None = None
 
 
 def check_model(name: str, served: str) -> None:
@@ -46,7 +48,7 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
 
 def check_prompts(
     request: GenerationRequest,
-    prompts: Sequence[Sequence[int]],
+    prompts: Sequence[Encoded],
     prompt_param: str,
     limits: ModelLimits,
     capacity_tokens: int | None,
@@ -58,11 +60,12 @@ def check_prompts(
     """
     _check_ids(request.stop_token_ids, limits.vocab_size, "stop_token_ids")
     _check_ids(tuple(request.logit_bias), limits.vocab_size, "logit_bias")
-    if request.timings and len(prompts) > 1:
-        raise RequestRejected("timings needs a single prompt", param="timings")
+    if request.timings and len(prompts) * request.n > 1:
+        raise RequestRejected("timings needs a single prompt and a single choice", param="timings")
     length = request.length()
     checked = []
-    for ids in prompts:
+    for prompt in prompts:
+        ids = prompt.ids
         if not ids:
             raise RequestRejected(f"{prompt_param}: the prompt has no tokens", param=prompt_param)
         _check_ids(ids, limits.vocab_size, prompt_param)
@@ -72,5 +75,5 @@ def check_prompts(
                 f"min_tokens={request.min_tokens} is more than {length.param}={max_tokens}",
                 param="min_tokens",
             )
-        checked.append(Prompt(int32s(ids), request.sampling(max_tokens)))
+        checked.append(Prompt(int32s(ids), request.sampling(max_tokens), prompt.echo))
     return checked

@@ -6,58 +6,82 @@ It must not know links or which nodes there are; client.py moves it.
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from common.codec import IntArray
 from common.errors import RequestRejected
-from common.messages import Submit
-from common.request import SamplingParams
-from gateway.nodes import TokenEvent
+from common.request import LogprobArrays, SamplingParams, TokenLogprobs
+from gateway.nodes import Take, TokenEvent, pull
 from gateway.router import Node
+
+if TYPE_CHECKING:
+    from gateway.submission import Submission
+
+
+SLICE_TOKENS = 256
 
 
 class Stream:
-    """See `RequestStream`; `deadline_s` is on the event loop's clock, None: there is none."""
+    """See `RequestStream`; one choice of a submission."""
 
     def __init__(
         self,
+        submission: Submission,
         request_id: int,
         prompt_ids: IntArray,
         sampling: SamplingParams,
-        deadline_s: float | None,
         abort: Callable[[Stream], None],
     ) -> None:
+        self.submission = submission
         self.request_id = request_id
         self.node: Node  # who has it
-        self.tried: set[int] = set()  # epochs of all who had it
         self.received = 0
+        self.scores: LogprobArrays | None = None  # of the prompt; they come before its first token
         self.open = True
         self.timer: asyncio.TimerHandle | None = None
         self._prompt_ids = prompt_ids
         self._sampling = sampling
-        self._deadline_s = deadline_s
         self._abort = abort
         self._events: asyncio.Queue[TokenEvent | RequestRejected] = asyncio.Queue()
-
-    def given_to(self, node: Node, now: float) -> Submit:
-        """Note who has it from now on; return what it is to be told."""
-        self.node = node
-        self.tried.add(node.peer.epoch)
-        timeout_ms = None
-        if self._deadline_s is not None:
-            timeout_ms = max(1, math.ceil((self._deadline_s - now) * 1000))
-        return Submit(self.request_id, self._sampling, self._prompt_ids, timeout_ms)
+        self._take: Take | None = None  # who follows
+        self._pulling: asyncio.Task[None] | None = None
 
     async def next(self) -> TokenEvent:
         """Wait for more tokens; raises RequestRejected when the request failed."""
         event = await self._events.get()
         if isinstance(event, RequestRejected):
             raise event
-        return event
+        if (scores := self.scores) is None:
+            return event
+        self.scores = None
+        prompt_logprobs: list[TokenLogprobs] = []
+        for start in range(0, len(scores.logprobs), SLICE_TOKENS):
+            prompt_logprobs += scores.rows(start, start + SLICE_TOKENS)
+            await asyncio.sleep(0)  # other streams get on between two slices
+        return event._replace(prompt_logprobs=tuple(prompt_logprobs))
+
+    def lacks_scores(self) -> bool:
+        """Say whether the prompt's log probabilities were asked for and did not come, or are another's."""
+        num_top = self._sampling.num_prompt_logprobs
+        if num_top is None:
+            return False
+        return self.scores is None or not self.scores.fits(len(self._prompt_ids) - 1, num_top)
+
+    def follow(self, take: Take) -> None:
+        """Hand everything over as it comes."""
+        if self._sampling.num_prompt_logprobs is not None:
+            self._pulling = asyncio.create_task(pull(self, take))
+            return
+        self._take = take
+        while not self._events.empty():
+            take(self._events.get_nowait())
 
     def abort(self) -> None:
         """Give the request up."""
+        self._take = None
+        if self._pulling is not None:
+            self._pulling.cancel()
         if self.open:
             self._abort(self)
 
@@ -68,4 +92,7 @@ class Stream:
 
     def put(self, event: TokenEvent | RequestRejected) -> None:
         """Hand over what came."""
-        self._events.put_nowait(event)
+        if self._take is not None:
+            self._take(event)
+        else:
+            self._events.put_nowait(event)

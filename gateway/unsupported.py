@@ -15,8 +15,6 @@ Table = dict[str, tuple[Any, ...]]
 
 COMPLETION: Table = {
     "best_of": (1,),
-    "echo": (False,),
-    "n": (1,),
     "suffix": (),
 }
 CHAT: Table = {
@@ -26,23 +24,18 @@ CHAT: Table = {
     "metadata": ({},),
     "modalities": (["text"],),
     "moderation": (),
-    "n": (1,),
-    "parallel_tool_calls": (True,),
     "prediction": (),
     "prompt_cache_key": (),
     "prompt_cache_options": ({"mode": "implicit"},),
     "prompt_cache_retention": ("in_memory",),
     "reasoning_effort": ("none",),
-    "response_format": ({"type": "text"},),
     "safety_identifier": (),
     "service_tier": ("auto", "default"),
     "store": (False,),
-    "tool_choice": ("none", "auto"),
-    "tools": ([],),
     "verbosity": ("medium",),
     "web_search_options": (),
 }
-MESSAGE: Table = {"audio": (), "function_call": (), "refusal": (), "tool_calls": ([],)}
+MESSAGE: Table = {"audio": (), "function_call": (), "refusal": ()}
 
 
 def _same(value: Any, default: Any) -> bool:

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 from common.device.streams import Event
 from common.device.watch import EventWatch
+from common.engine.grammar_compiler import GrammarRefusal
 from common.engine.loader import Engine
 from common.engine.step_loop import StepLoop
 from prefill_node.scheduler import PrefillScheduler, PrefillStep
@@ -59,6 +60,7 @@ class Handoff:
     def step(self, now: float) -> bool:
         """Launch the next chunks and send them behind the forward; True when something was done."""
         self.loop.wake()
+        self._compile()
         for request in self._scheduler.admit():
             self._engine.runner.grant(request)
         step = self._scheduler.next_step(now) if self.loop.can_launch else None
@@ -69,9 +71,22 @@ class Handoff:
             done = True
             for ready in self._scheduler.process(result.step, result.tokens, self._clock()):
                 self._endpoint.first_token(
-                    ready.key, ready.choice, queue_ms=ready.queue_ms, prefill_ms=ready.prefill_ms
+                    ready.key,
+                    ready.choices,
+                    queue_ms=ready.queue_ms,
+                    prefill_ms=ready.prefill_ms,
+                    prompt_logprobs=ready.prompt_logprobs,
                 )
         return done
+
+    def _compile(self) -> None:
+        """Queue those whose grammar is compiled, and have the others' compiled."""
+        for key, answer in self._engine.grammars.answers(self._scheduler.compiling()):
+            if isinstance(answer, GrammarRefusal):
+                self._scheduler.stop(key)
+                self._endpoint.reject(key, answer.status, answer.reason)
+            else:
+                self._scheduler.compiled(key, answer)
 
     def _send(self, step: PrefillStep[TransferKey], after: Event) -> None:
         for chunk in step.chunks:

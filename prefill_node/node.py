@@ -12,10 +12,10 @@ from common.config import DrainConfig, EngineConfig, ModelConfig, NodeConfig, Tr
 from common.context import open_context
 from common.engine.loader import Duties, Engine, load_engine
 from common.keys import load_keys
-from common.lifeline import Lifeline
 from common.messages import PageLedger, Role, Status
-from common.node import GatewayLink, make_hello, private_address, remove_socket_at_exit, run_loop
+from common.node import join_gateways, make_hello, private_address, remove_socket_at_exit, run_loop
 from common.sockets import Pollable
+from common.supervision.lifeline import Lifeline
 from prefill_node.handoff import Handoff
 from prefill_node.scheduler import PrefillScheduler
 from transfer.faulty_endpoints import sender_class
@@ -66,7 +66,7 @@ class PrefillNode:
             eos_token_ids=engine.spec.eos_token_ids,
         )
         self._handoff = Handoff(engine, self._scheduler, self._endpoint, clock)
-        self._gateway = GatewayLink(
+        self._gateways = join_gateways(
             self._context,
             node.join,
             replace(hello, listen=self._endpoint.address),
@@ -78,7 +78,8 @@ class PrefillNode:
 
     def turn(self, now: float) -> bool:
         """Read, compute one step, send."""
-        self._gateway.poll(now)
+        for gateway in self._gateways:
+            gateway.poll(now)
         self._handoff.take(self._endpoint.poll(now), now)
         done = self._handoff.step(now)
         # What the step ended (a Commit) is reported by the next poll; without this turn it would wait.
@@ -89,18 +90,20 @@ class PrefillNode:
 
     def pollables(self) -> list[Pollable]:
         """What the node waits for."""
-        sockets = [*self._gateway.connector.pollables(), *self._endpoint.pollables()]
-        return [*sockets, *self._handoff.loop.pollables()]
+        links = [item for gateway in self._gateways for item in gateway.connector.pollables()]
+        sockets = [*links, *self._endpoint.pollables()]
+        return [*sockets, *self._handoff.loop.pollables(), *self._engine.grammars.pollables()]
 
     def deadline(self) -> float | None:
         """When `turn` has something to do at the latest."""
-        deadlines = (self._gateway.connector.deadline(), self._endpoint.deadline())
+        deadlines = (*(g.connector.deadline() for g in self._gateways), self._endpoint.deadline())
         return min((d for d in deadlines if d is not None), default=None)
 
     def drain(self) -> None:
         """Take no new transfers; those that are here are finished."""
         self._endpoint.drain()
-        self._gateway.send_status()
+        for gateway in self._gateways:
+            gateway.send_status()
 
     def is_drained(self) -> bool:
         """Say whether the decode nodes have heard the end of every transfer."""
@@ -109,7 +112,8 @@ class PrefillNode:
     def close(self) -> None:
         """Close all sockets."""
         self._handoff.loop.close()
-        self._gateway.close()
+        for gateway in self._gateways:
+            gateway.close()
         self._endpoint.close()
         self._context.destroy(linger=0)
 
@@ -125,7 +129,8 @@ class PrefillNode:
 
     def _stats(self) -> tuple[PageLedger, dict[str, int]]:
         counters = Counter(self._endpoint.counters())
-        counters.update(self._gateway.connector.counters)
+        for gateway in self._gateways:
+            counters.update(gateway.connector.counters)
         counters["steps"] = self._handoff.loop.num_launched
         counters["tokens_computed"] = self._scheduler.tokens_computed
         return self._scheduler.ledger(), dict(counters)

@@ -13,7 +13,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from itertools import islice
+from typing import Any, Generic, TypeVar
 
 from common.engine.batch import ScheduleBatch, prepare_for_extend
 from common.engine.chunking import ChunkPlan, advance, plan_chunks
@@ -22,7 +23,7 @@ from common.kv.faulty_allocator import page_allocator
 from common.kv.fence import FencedFreeList, StepFence
 from common.kv.layout import KVLayout
 from common.messages import Choice, PageLedger, Prefill
-from common.request import Request, SampledToken
+from common.request import MAX_PROMPT_LOGPROBS, Grammar, LogprobArrays, Request, SampledToken
 
 K = TypeVar("K", bound=Hashable)  # the owner's name for a transfer
 
@@ -67,12 +68,13 @@ class PrefillStep(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class FirstTokenReady(Generic[K]):
-    """A prompt is done: the token that it ends with, and where its time went."""
+    """A prompt is done: the token that follows in each choice, and where its time went."""
 
     key: K
-    choice: Choice
+    choices: tuple[Choice, ...]
     queue_ms: float
     prefill_ms: float
+    prompt_logprobs: LogprobArrays | None = None  # where they were asked for
 
 
 @dataclass(eq=False)
@@ -93,6 +95,7 @@ class PrefillScheduler(Generic[K]):
     tokens_computed: int = 0
     _rows: FencedFreeList = field(init=False)
     _fence: StepFence = field(default_factory=StepFence)
+    _compiling: dict[K, PrefillJob[K]] = field(default_factory=dict)
     _queued: OrderedDict[K, PrefillJob[K]] = field(default_factory=OrderedDict)
     _started: OrderedDict[K, PrefillJob[K]] = field(default_factory=OrderedDict)
 
@@ -103,13 +106,13 @@ class PrefillScheduler(Generic[K]):
 
     @property
     def num_queued(self) -> int:
-        """Transfers that wait for pages."""
-        return len(self._queued)
+        """Transfers that wait for their grammar, or for pages."""
+        return len(self._compiling) + len(self._queued)
 
     @property
     def num_computing(self) -> int:
         """Transfers that steps are still to be made for."""
-        return len(self._queued) + sum(self._computes(job) for job in self._started.values())
+        return self.num_queued + sum(self._computes(job) for job in self._started.values())
 
     def submit(self, key: K, prefill: Prefill, now: float) -> Rejection | None:
         """Queue a transfer, or say why it can never be taken."""
@@ -121,13 +124,28 @@ class PrefillScheduler(Generic[K]):
             return Rejection(400, f"a token id is not below the vocabulary size, {self.vocab_size}")
         if max(prefill.sampling.stop_token_ids, default=0) >= self.vocab_size:
             return Rejection(400, f"a stop token id is not below the vocabulary size, {self.vocab_size}")
+        if (prefill.sampling.num_prompt_logprobs or 0) > self.vocab_size:
+            return Rejection(400, f"the vocabulary has {self.vocab_size} tokens")
+        if prompt_len * prefill.sampling.num_prompt_numbers > MAX_PROMPT_LOGPROBS:
+            return Rejection(400, f"more than {MAX_PROMPT_LOGPROBS} log probabilities of a prompt")
         if num_pages > self.num_pages:
             return Rejection(400, f"a prompt of {num_pages} pages; the prefill node has {self.num_pages}")
         if len(prefill.page_ids) != num_pages:
             return Rejection(500, f"{len(prefill.page_ids)} pages granted for a prompt of {num_pages}")
         request = Request(prefill.prompt_ids, prefill.sampling, prompt_len)
-        self._queued[key] = PrefillJob(key, request, now)
+        waiting = self._queued if prefill.sampling.grammar is None else self._compiling
+        waiting[key] = PrefillJob(key, request, now)
         return None
+
+    def compiling(self) -> list[tuple[K, Grammar]]:
+        """Transfers whose grammars are to be compiled."""
+        grammars = ((key, job.request.sampling.grammar) for key, job in self._compiling.items())
+        return [(key, grammar) for key, grammar in grammars if grammar is not None]
+
+    def compiled(self, key: K, grammar: Any) -> None:
+        """Queue a transfer whose grammar is compiled."""
+        job = self._queued[key] = self._compiling.pop(key)
+        job.request.compiled_grammar = grammar
 
     def admit(self) -> list[Request]:
         """Give pages and a row to the transfers at the head of the queue; returns those that got them."""
@@ -149,7 +167,8 @@ class PrefillScheduler(Generic[K]):
     def next_step(self, now: float) -> PrefillStep[K] | None:
         """Plan the next chunks; what is returned must be launched."""
         jobs = [job for job in self._started.values() if self._computes(job)]
-        plans = plan_chunks((job.request for job in jobs), self.budget, self.layout.page_size)
+        requests = (job.request for job in jobs)
+        plans = plan_chunks(requests, self.budget, self.layout.page_size, max_samples=self.num_rows)
         if not plans:
             return None
         batch = prepare_for_extend(plans, self.layout.page_size)
@@ -170,17 +189,23 @@ class PrefillScheduler(Generic[K]):
         self._fence.process(step.step_id)
         ready = []
         ended = [chunk.job for chunk in step.chunks if chunk.plan.is_last]
-        for job, sampled in zip(ended, tokens, strict=True):
+        left = iter(tokens)
+        for job in ended:
+            sampling = job.request.sampling
+            drawn = tuple(islice(left, sampling.num_choices))
             if job.stopped:
                 continue
-            finish = job.request.sampling.finish_reason(sampled.token, 1, self.eos_token_ids)
             assert job.launched_s is not None
             ready.append(
                 FirstTokenReady(
                     job.key,
-                    Choice(sampled.token, finish, sampled.logprobs),
+                    tuple(
+                        Choice(s.token, sampling.finish_reason(s.token, 1, self.eos_token_ids), s.logprobs)
+                        for s in drawn
+                    ),
                     queue_ms=(job.launched_s - job.arrived_s) * 1000,
                     prefill_ms=(now - job.launched_s) * 1000,
+                    prompt_logprobs=job.request.prompt_logprobs,
                 )
             )
         self._pass_fence(step.step_id)
@@ -188,12 +213,14 @@ class PrefillScheduler(Generic[K]):
 
     def stop(self, key: K) -> None:
         """Compute no more of a transfer. Its pages stay until `end`."""
+        self._compiling.pop(key, None)
         self._queued.pop(key, None)
         if (job := self._started.get(key)) is not None:
             job.stopped = True
 
     def end(self, key: K) -> None:
         """A transfer is over: its pages and its row come back, behind the fence of a step in flight."""
+        self._compiling.pop(key, None)
         self._queued.pop(key, None)
         job = self._started.pop(key, None)
         if job is None:

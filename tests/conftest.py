@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from common.model.store import resolve_model
+from model_store.store import resolve_model
 from tests.tiny import write_tiny_model
 
 # On two busy cores a second thread costs a tiny model ten times the time that it saves.

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from common.errors import RemoteProtocolError
 from common.messages import Abort, Chunk, Commit, Failed, Quiesced, Rejected
+from common.request import SamplingParams
 from transfer.states import RECEIVER_ENDS, RECEIVER_TABLE, ReceiverEvent, ReceiverState
 
 ABORT_RETRY_S = 1.0
@@ -66,6 +67,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
+class Scored:
+    """What a Commit must say of the prompt: of so many tokens, with so many likeliest ones each."""
+
+    num_tokens: int = 0
+    num_top: int = 0
+
+    @classmethod
+    def of(cls, sampling: SamplingParams, prompt_len: int) -> Scored:
+        """All tokens but the first, where the request asks for it."""
+        num_top = sampling.num_prompt_logprobs
+        return cls() if num_top is None else cls(prompt_len - 1, num_top)
+
+
+@dataclass(frozen=True, slots=True)
 class Done:
     """Pages and first token are in."""
 
@@ -94,7 +109,17 @@ Output = Send | Place | Done | GaveOut | PagesFree
 class Receiver:
     """One transfer of `num_pages` pages; `one_sided` where P writes into them by itself."""
 
-    def __init__(self, transfer_id: int, num_pages: int, *, one_sided: bool) -> None:
+    def __init__(
+        self,
+        transfer_id: int,
+        num_pages: int,
+        *,
+        one_sided: bool,
+        num_choices: int = 1,
+        scored: Scored = Scored(),
+    ) -> None:
+        self._num_choices = num_choices
+        self._scored = scored
         self._one_sided = one_sided
         self.transfer_id = transfer_id
         self.num_pages = num_pages
@@ -161,9 +186,15 @@ class Receiver:
 
     def _commit(self, commit: Commit, now: float) -> tuple[Output, ...]:
         if self.state is not ReceiverState.ABORTING and (
-            self.pages_in != self.num_pages or commit.num_pages != self.num_pages or len(commit.choices) != 1
+            self.pages_in != self.num_pages or commit.num_pages != self.num_pages
         ):
             return self._broken(f"committed with {self.pages_in} of {self.num_pages} pages", now)
+        if self.state is not ReceiverState.ABORTING and len(commit.choices) != self._num_choices:
+            return self._broken(f"committed {len(commit.choices)} of {self._num_choices} choices", now)
+        if self.state is not ReceiverState.ABORTING and not commit.logprob_arrays().fits(
+            self._scored.num_tokens, self._scored.num_top
+        ):
+            return self._broken("committed with log probabilities that do not fit the prompt", now)
         if self._step(ReceiverEvent.COMMIT) is ReceiverState.ABORTING:
             return ()
         return (Done(commit),)

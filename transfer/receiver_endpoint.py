@@ -204,7 +204,13 @@ class ReceiverEndpoint:
             self._placed.synchronize()
         transfer_id, self._next_id = self._next_id, self._next_id + 1
         self._transfers[transfer_id] = _Incoming(
-            rx.Receiver(transfer_id, len(page_ids), one_sided=node.plane.one_sided),
+            rx.Receiver(
+                transfer_id,
+                len(page_ids),
+                one_sided=node.plane.one_sided,
+                num_choices=sampling.num_choices,
+                scored=rx.Scored.of(sampling, len(prompt_ids)),
+            ),
             tuple(page_ids),
             len(prompt_ids),
             self._pool.layout.page_size,

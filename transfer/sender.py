@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from common.errors import LocalProtocolError
 from common.messages import Abort, Choice, Commit, Failed, Quiesced, Rejected
+from common.request import LogprobArrays
 from transfer.states import SENDER_ENDS, SENDER_TABLE, SenderEvent, SenderState
 
 # Inputs: the message Abort, and ----------------------------------------------------------------------------
@@ -38,11 +39,12 @@ class Posted:
 
 @dataclass(frozen=True, slots=True)
 class FirstToken:
-    """The first token was sampled."""
+    """The first token of each choice was sampled."""
 
-    choice: Choice
+    choices: tuple[Choice, ...]
     queue_ms: float
     prefill_ms: float
+    prompt_logprobs: LogprobArrays | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +181,17 @@ class Sender:
         if self.state is not SenderState.SENDING or self._pages_posted != self.num_pages or token is None:
             return ()
         self._step(SenderEvent.COMPLETE)
-        commit = Commit(self.transfer_id, self.num_pages, token.queue_ms, token.prefill_ms, (token.choice,))
+        scores = token.prompt_logprobs or LogprobArrays()
+        commit = Commit(
+            self.transfer_id,
+            self.num_pages,
+            token.queue_ms,
+            token.prefill_ms,
+            token.choices,
+            scores.logprobs,
+            scores.top_ids,
+            scores.top_logprobs,
+        )
         return (Send(commit), Ended())
 
     def _stop(self, event: SenderEvent, last_word: Quiesced | Failed | None) -> tuple[Output, ...]:

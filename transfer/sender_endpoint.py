@@ -23,6 +23,7 @@ from common.messages import Abort, Choice, Credit, Failed, Hello, Prefill, Quies
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
 from common.remembered import EarlyAborts
+from common.request import LogprobArrays
 from common.sockets import Pollable
 from transfer import sender as tx
 from transfer.faulty_planes import planes_class
@@ -154,9 +155,17 @@ class SenderEndpoint:
         if node is not None:
             self._move(node)
 
-    def first_token(self, key: TransferKey, choice: Choice, *, queue_ms: float, prefill_ms: float) -> None:
-        """The first token was sampled."""
-        self._feed(key, tx.FirstToken(choice, queue_ms, prefill_ms))
+    def first_token(
+        self,
+        key: TransferKey,
+        choices: tuple[Choice, ...],
+        *,
+        queue_ms: float,
+        prefill_ms: float,
+        prompt_logprobs: LogprobArrays | None = None,
+    ) -> None:
+        """The first token of each choice was sampled."""
+        self._feed(key, tx.FirstToken(choices, queue_ms, prefill_ms, prompt_logprobs))
 
     def reject(self, key: TransferKey, status: int, reason: str) -> None:
         """It cannot be taken at all."""

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 
@@ -16,7 +16,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from common.engine.chunking import ChunkPlan
 from common.errors import LocalError
-from common.request import Request, SamplingParams
+from common.request import LogprobArrays, Request, SamplingParams
 
 Int64s = NDArray[np.int64]
 
@@ -41,6 +41,16 @@ class SampleRow:
 
 
 @dataclass(frozen=True, slots=True)
+class ScoreSpan:
+    """A chunk of a prompt whose tokens get log probabilities: those behind the chunk's own, by one."""
+
+    index: int  # in the batch
+    targets: memoryview  # int32 ids of the tokens that get them: of a last chunk one less than it has
+    num_top: int
+    into: LogprobArrays  # appended to when the step's result is read
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduleBatch:
     """One step. Tuples run over the batch's requests.
 
@@ -61,6 +71,8 @@ class ScheduleBatch:
     mix_running_indices: tuple[int, ...] = ()  # MIXED: the rows that decode, last in the batch
     # Pages that requests got since their grant, for the page table's mirror: (row, column, page).
     new_pages: tuple[tuple[int, int, int], ...] = ()
+    score_spans: tuple[ScoreSpan, ...] = ()
+    page_copies: tuple[tuple[int, int], ...] = ()  # before the forward: (page, page that gets what it holds)
 
     @property
     def input_ids(self) -> None:
@@ -108,9 +120,29 @@ def _sample_row(index: int, request: Request) -> SampleRow:
     )
 
 
+def _first_sample_rows(index: int, request: Request) -> Iterator[SampleRow]:
+    """One for each choice of a prompt, all from the same logits."""
+    row = _sample_row(index, request)
+    if request.sampling.num_choices == 1:
+        yield row
+        return
+    for i in range(request.sampling.num_choices):
+        yield replace(row, sampling=replace(request.sampling, choice=request.sampling.choice + i))
+
+
+def _score_span(index: int, chunk: ChunkPlan) -> ScoreSpan | None:
+    request = chunk.request
+    if request.prompt_logprobs is None:
+        return None
+    targets = memoryview(request.prompt_ids)[chunk.start + 1 : chunk.end + 1]
+    num_top = request.sampling.num_prompt_logprobs or 0
+    return ScoreSpan(index, targets, num_top, request.prompt_logprobs) if len(targets) else None
+
+
 def prepare_for_extend(chunks: Sequence[ChunkPlan], page_size: int) -> ScheduleBatch:
     """Batch the chunks of several prompts; those that end their prompt for the first time sample a token."""
     requests = [chunk.request for chunk in chunks]
+    spans = (_score_span(index, chunk) for index, chunk in enumerate(chunks))
     return ScheduleBatch(
         mode=ForwardMode.EXTEND,
         page_size=page_size,
@@ -121,11 +153,15 @@ def prepare_for_extend(chunks: Sequence[ChunkPlan], page_size: int) -> ScheduleB
         extend_num_tokens=sum(chunk.end - chunk.start for chunk in chunks),
         page_ids=tuple(request.page_ids for request in requests),
         sample_rows=tuple(
-            _sample_row(index, chunk.request) for index, chunk in enumerate(chunks) if chunk.samples
+            row
+            for index, chunk in enumerate(chunks)
+            if chunk.samples
+            for row in _first_sample_rows(index, chunk.request)
         ),
         prefill_input_ids_cpu=tuple(
             memoryview(chunk.request.fill_ids)[chunk.start : chunk.end] for chunk in chunks
         ),
+        score_spans=tuple(span for span in spans if span is not None),
     )
 
 
@@ -189,6 +225,7 @@ def prepare_for_mixed(
         sample_rows=(*extend.sample_rows, *decode_rows),
         prefill_input_ids_cpu=extend.prefill_input_ids_cpu,
         mix_running_indices=decode.req_pool_indices,
+        score_spans=extend.score_spans,
     )
 
 

@@ -36,17 +36,25 @@ class ChunkPlan:
     page_ids: tuple[int, ...]
 
 
-def plan_chunks(requests: Iterable[Request], budget: int, page_size: int) -> tuple[ChunkPlan, ...]:
+def plan_chunks(
+    requests: Iterable[Request], budget: int, page_size: int, *, max_samples: int | None = None
+) -> tuple[ChunkPlan, ...]:
     """Plan one batch of at most `budget` tokens (not below the page size), first come, first served.
 
     The first prompt may fill the batch. Others share it only until it keeps the device busy: what is beyond
     that would make the ones before wait, and be no faster. (Two long prompts one after the other take as long
     as in one batch, and the first of them half of it.)
+
+    Each choice of a prompt is sampled: of all together at most `max_samples`, unless the first has more.
     """
     chunks: list[ChunkPlan] = []
     room = budget
+    num_samples = 0
     for request in requests:
         start, left = request.computed_len, request.fill_len - request.computed_len
+        num_samples += request.sampling.num_choices
+        if chunks and max_samples is not None and num_samples > max_samples:
+            break
         if chunks and left > room and budget > SATURATING_TOKENS:
             break  # in one piece, and without a prefix, it is computed faster: in a batch of its own
         size = min(left, room)

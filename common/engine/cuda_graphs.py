@@ -88,6 +88,8 @@ class StepGraphs:
     def buffers_for(self, batch: ScheduleBatch) -> GraphBuffers | None:
         """Return where the inputs of a batch go, or None where it has to run without a graph."""
         requests, tokens = len(batch.req_pool_indices), batch.extend_num_tokens
+        if batch.score_spans:
+            return None  # it wants logits of any number of tokens
         match batch.mode:
             case ForwardMode.DECODE:
                 sizes, wanted = self._sizes.decode, requests
@@ -101,7 +103,10 @@ class StepGraphs:
         return self._buffers(batch.mode, sizes[index]) if index < len(sizes) else None
 
     def replay(self, buffers: GraphBuffers, samples: int) -> Tensor:
-        """Run a captured step on the current stream; returns [samples, vocab] logits, until the next run."""
+        """Run a captured step on the current stream; returns [samples, vocab] logits, until the next run.
+
+        Fewer, where several samples are of the same logits.
+        """
         self._graphs[buffers.mode, buffers.tokens].replay()
         return self._logits[:samples]
 

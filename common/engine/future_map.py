@@ -21,6 +21,7 @@ from common.attention.base import AttentionBackend, AttentionInputs
 from common.device.packed import PackedBlock, join_int32
 from common.engine.batch import ForwardMode, ScheduleBatch, pad_extend
 from common.engine.page_table import PageTableMirror
+from common.engine.prompt_logprobs import ScoreInputs, resolve_scores, scored_tokens
 from common.engine.sampler import SamplingInputs, resolve_sampling
 from common.errors import InvariantError, LocalError
 
@@ -60,10 +61,13 @@ class ForwardInputs:
 
     input_ids: Tensor  # [tokens] i64
     attention: AttentionInputs
-    # [samples] i64: which tokens' logits are wanted, and padding behind them in a captured step; None: all
+    # [samples] i64: which tokens' logits are wanted, and behind them padding in a captured step, or the
+    # tokens that score prompts; None: all
     logits_indices: Tensor | None
+    logits_of: Tensor | None  # [samples] i64: which of them a sample is of; None: each has its own
     sample_req_pool_indices: Tensor  # [samples] i64: rows that a token is sampled for
     sampling: SamplingInputs
+    scoring: ScoreInputs | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,14 +120,21 @@ def resolve_forward_inputs(
     if batch.prefill_input_ids_cpu is not None:
         section, prompt_ids = block.reserve(num_prompt, np.int64)
         join_int32(batch.prefill_input_ids_cpu, section)
-    logits_indices = None
+    logits_indices = logits_of = None
     if batch.mode is not ForwardMode.DECODE:
-        last_tokens = (np.cumsum(batch.extend_lens) - 1)[[s.index for s in batch.sample_rows]]
+        sampled = list(dict.fromkeys(s.index for s in batch.sample_rows))
+        last_tokens = (np.cumsum(batch.extend_lens) - 1)[sampled]
         unwanted = 0 if buffers is None else buffers.requests - len(last_tokens)
+        if batch.score_spans:
+            last_tokens = np.concatenate((last_tokens, *scored_tokens(batch)))
         logits_indices = block.add(_padded(last_tokens, unwanted), np.int64)
+        if len(sampled) < len(batch.sample_rows):  # choices of one prompt
+            place = {index: i for i, index in enumerate(sampled)}
+            logits_of = block.add([place[s.index] for s in batch.sample_rows], np.int64)
     sampled_rows = [batch.req_pool_indices[sample.index] for sample in batch.sample_rows]
     sample_rows = block.add(sampled_rows, np.int64)
     sampling = resolve_sampling(batch.sample_rows, sampled_rows, eos_token_ids, block)
+    scoring = resolve_scores(batch, block)
     new_pages = None
     if batch.new_pages:
         places, pages = page_table.places_of(batch.new_pages)
@@ -154,8 +165,10 @@ def resolve_forward_inputs(
             plan=plan,
         ),
         logits_indices=logits_indices,
+        logits_of=logits_of,
         sample_req_pool_indices=sample_rows,
         sampling=sampling,
+        scoring=scoring,
     )
 
 

@@ -17,7 +17,9 @@ from common.device.streams import Streams
 from common.engine.attention_choice import captures_graphs, choose_attention, make_attention
 from common.engine.chunking import SATURATING_TOKENS, resolve_max_running, resolve_prefill_budget
 from common.engine.cuda_graphs import NO_GRAPHS, GraphSizes, decode_sizes, extend_sizes
+from common.engine.grammar_compiler import GrammarCompiler
 from common.engine.model_runner import ModelRunner
+from common.engine.prompt_logprobs import SLICE_TOKENS
 from common.engine.sizing import (
     StepSizes,
     cpu_num_pages,
@@ -33,6 +35,7 @@ from common.kv.layout import KVLayout
 from common.kv.pool import KVPool, available_memory_bytes
 from common.model.decoder import make_decoder, read_weights
 from common.model.spec import ModelSpec, load_spec, resolve_dtype
+from common.request import MAX_CHOICES
 
 log = logging.getLogger("baton.engine")
 
@@ -46,6 +49,7 @@ class Engine:
     pool: KVPool
     streams: Streams
     runner: ModelRunner
+    grammars: GrammarCompiler
     num_rows: int
     max_running: int
     prefill_budget: int  # tokens a batch; of a decode node: of requests that were retracted
@@ -111,7 +115,10 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
         )
     # A step of prompts beside requests that decode has both; what graphs work in is theirs alone.
     tokens = budget + (max_running if duties.decodes else 0) + captured.most_tokens
-    sizes = StepSizes(tokens=tokens, samples=max_running, rows=num_rows)
+    samples = max(max_running, SLICE_TOKENS if duties.prefills else 0)
+    if duties.prefills and duties.decodes:
+        samples = max(samples, max_running + MAX_CHOICES)  # the first of a prompt, beside those that decode
+    sizes = StepSizes(tokens=tokens, samples=samples, rows=num_rows)
     beside_bytes = step_bytes(spec, dtype, sizes, config.page_size)
     if on_gpu:
         _await_memory(config, layout, device, weight_bytes(spec, dtype), beside_bytes)
@@ -127,6 +134,7 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
         spec.eos_token_ids,
         num_rows=num_rows,
         max_pages=layout.pages_for(spec.context_length),
+        pages=pool.pages,
         streams=streams,
         graph_sizes=captured,
         debug=config.debug_checks,
@@ -159,6 +167,7 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
         pool=pool,
         streams=streams,
         runner=runner,
+        grammars=GrammarCompiler(folder, spec.vocab_size, spec.eos_token_ids),
         num_rows=num_rows,
         max_running=max_running,
         prefill_budget=budget,

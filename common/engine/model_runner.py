@@ -6,17 +6,32 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from common.device.pinned import to_device, to_host
 from common.device.streams import Event, Stream, Streams
 from common.engine.batch import ScheduleBatch
 from common.engine.cuda_graphs import NO_GRAPHS, GraphSizes, StepGraphs
 from common.engine.future_map import ForwardInputs, FutureMap, GraphBuffers, resolve_forward_inputs
+from common.engine.grammar import GrammarStates
 from common.engine.page_table import PageTableMirror
 from common.engine.penalties import PenaltyState
+from common.engine.prompt_logprobs import Scores, deliver, score
 from common.engine.sampler import Sampled, sample
+from common.kv.pages import Pages
 from common.model.decoder import Decoder
 from common.request import Request, SampledToken, TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class StepForward:
+    """A step whose tokens are not drawn yet."""
+
+    batch: ScheduleBatch
+    inputs: ForwardInputs
+    logits: Tensor  # [samples, vocab], fewer where several samples are of the same
+    scored: Tensor | None  # [tokens, hidden], of prompts that get log probabilities
+    forward_done: Event
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,8 +42,9 @@ class StepRecord:
     inputs: ForwardInputs
     sampled: Sampled  # on the device
     sampled_cpu: Sampled  # valid after copy_done
-    forward_done: Event
     copy_done: Event
+    scores: Scores | None = None  # of prompts, on the device
+    scores_cpu: Scores | None = None
 
     def result(self) -> list[SampledToken]:
         """Return the tokens; `copy_done` has happened."""
@@ -38,6 +54,11 @@ class StepRecord:
             SampledToken(token, None if row.sampling.num_logprobs is None else next(logprobs))
             for token, row in zip(tokens, self.batch.sample_rows, strict=True)
         ]
+
+    def deliver_scores(self) -> None:
+        """Give prompts' log probabilities to their requests, once; `copy_done` has happened."""
+        if self.scores_cpu is not None:
+            deliver(self.batch.score_spans, self.scores_cpu)
 
     def _logprobs(self) -> list[TokenLogprobs]:
         cpu = self.sampled_cpu
@@ -57,6 +78,7 @@ class ModelRunner:
     Args:
         num_rows: rows beside the padding row 0.
         max_pages: pages of the model's context.
+        pages: the model's KV.
         graph_sizes: the steps to capture as CUDA graphs.
     """
 
@@ -67,12 +89,14 @@ class ModelRunner:
         *,
         num_rows: int,
         max_pages: int,
+        pages: Pages,
         streams: Streams,
         graph_sizes: GraphSizes = NO_GRAPHS,
         debug: bool = False,
     ) -> None:
         device = streams.device
         self._decoder = decoder
+        self._pages = pages
         self._eos_token_ids = eos_token_ids
         self._streams = streams
         self._device = device
@@ -80,6 +104,7 @@ class ModelRunner:
             self._future_map = FutureMap(num_rows, device, debug=debug)
             self._page_table = PageTableMirror(num_rows, max_pages, device)
             self._penalties = PenaltyState(num_rows, decoder.spec.vocab_size, device)
+        self._grammars = GrammarStates(decoder.spec.vocab_size, device)
         self._graphs: StepGraphs | None = None
         if graph_sizes != NO_GRAPHS:
             self._graphs = StepGraphs(decoder, graph_sizes, streams)
@@ -87,7 +112,7 @@ class ModelRunner:
         self.num_launched = 0
 
     def grant(self, request: Request) -> None:
-        """Mirror what a request was granted: its row of the page table, and its penalties' start.
+        """Mirror what a request was granted: its row of the page table, the start of penalties and grammar.
 
         Of one that was retracted the last output is seeded, for its first step after EXTEND. (One that was
         handed over may have its first token by now; that is seeded with its PREBUILT batch.)
@@ -95,6 +120,7 @@ class ModelRunner:
         with self._streams.forward():
             self._page_table.set_row(request.row, request.page_ids)
             self._penalties.prime(request)
+        self._grammars.start(request)
         if request.resumed_ids is not None:
             self._seed((request.row,), (request,))
 
@@ -102,18 +128,37 @@ class ModelRunner:
         """Stash the last outputs of a PREBUILT batch, on the forward stream, for the next step to gather."""
         self._seed(batch.req_pool_indices, requests)
 
-    @torch.inference_mode()
     def launch(self, batch: ScheduleBatch) -> StepRecord:
         """Start a step; its tokens are in the relay for the next one, and on the host after `copy_done`."""
+        return self.sample(self.forward(batch))
+
+    @torch.inference_mode()
+    def forward(self, batch: ScheduleBatch) -> StepForward:
+        """Start a step's forward; it is to be sampled before the next one is started."""
         with self._streams.forward():
+            if batch.page_copies:
+                sources, targets = zip(*batch.page_copies, strict=True)
+                self._pages.copy_from(targets, self._pages, sources)
             buffers = None if self._graphs is None else self._graphs.buffers_for(batch)
             inputs = self._resolve(batch, buffers)
             if self._graphs is not None and buffers is not None:
-                logits = self._graphs.replay(buffers, len(batch.sample_rows))
+                logits, scored = self._graphs.replay(buffers, len(batch.sample_rows)), None
             else:
-                logits = self._decoder.forward(inputs.input_ids, inputs.attention, inputs.logits_indices)
+                logits, scored = self._forward(inputs)
             forward_done = self._streams.record(Stream.FORWARD)
-            sampled = sample(logits, inputs.sampling, self._penalties)
+        self.num_launched += 1
+        return StepForward(batch, inputs, logits, scored, forward_done)
+
+    @torch.inference_mode()
+    def sample(self, forward: StepForward) -> StepRecord:
+        """Draw the tokens of a step, behind its forward."""
+        inputs, logits, scored = forward.inputs, forward.logits, forward.scored
+        masks = self._grammars.masks(forward.batch)
+        with self._streams.forward():
+            if inputs.logits_of is not None:
+                logits = logits.index_select(0, inputs.logits_of)
+            scores = None if scored is None else score(scored, self._decoder.logits, inputs.scoring)
+            sampled = sample(logits, inputs.sampling, self._penalties, masks)
             self._future_map.stash(inputs.sample_req_pool_indices, sampled.tokens)
         with self._streams.copy():
             sampled_cpu = Sampled(
@@ -123,9 +168,28 @@ class ModelRunner:
                     for tensor in (sampled.logprobs, sampled.top_logprobs, sampled.top_ids)
                 ),
             )
+            scores_cpu = None if scores is None else scores.to_host()
             copy_done = self._streams.record(Stream.COPY)
-        self.num_launched += 1
-        return StepRecord(batch, inputs, sampled, sampled_cpu, forward_done, copy_done)
+        return StepRecord(forward.batch, inputs, sampled, sampled_cpu, copy_done, scores, scores_cpu)
+
+    def waits_for(self, batch: ScheduleBatch, before: ScheduleBatch) -> bool:
+        """Say whether the tokens of one step are needed on the host to sample those of another."""
+        rows = self._grammars.rows_of(batch)
+        return bool(rows and rows & self._grammars.rows_of(before))
+
+    def take(self, record: StepRecord) -> list[SampledToken]:
+        """Return a step's tokens, once, after `copy_done`; grammars have seen them from now on."""
+        record.deliver_scores()
+        return self._grammars.accept(record.batch, record.result())
+
+    def _forward(self, inputs: ForwardInputs) -> tuple[Tensor, Tensor | None]:
+        """Return the logits to sample from, and the hidden states [tokens, hidden] that score prompts."""
+        hidden = self._decoder.hidden(inputs.input_ids, inputs.attention, inputs.logits_indices)
+        if inputs.scoring is None:
+            return self._decoder.logits(hidden), None
+        num_scored = len(inputs.scoring.targets)
+        sampled, scored = hidden.split((len(hidden) - num_scored, num_scored))
+        return self._decoder.logits(sampled), scored
 
     def warm_up(self, batches: Sequence[ScheduleBatch]) -> None:
         """Run steps of the padding row, one after the other (see warm_up.py)."""
@@ -140,6 +204,7 @@ class ModelRunner:
                 to_device(rows, torch.int64, self._device), to_device(tokens, torch.int64, self._device)
             )
             self._penalties.count_seeded(rows, tokens, [request.sampling for request in requests])
+        self._grammars.seed(rows, tokens)
 
     def _resolve(self, batch: ScheduleBatch, buffers: GraphBuffers | None) -> ForwardInputs:
         return resolve_forward_inputs(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from common.device.packed import PackedBlock
 from common.engine.batch import SampleRow
+from common.engine.grammar import GrammarMasks
 from common.engine.penalties import PenaltyInputs, PenaltyState, resolve_penalties
 
 _MASK = 2**64 - 1
@@ -109,15 +110,17 @@ def resolve_sampling(
     )
 
 
-def sample(logits: Tensor, inputs: SamplingInputs, penalties: PenaltyState) -> Sampled:
+def sample(
+    logits: Tensor, inputs: SamplingInputs, penalties: PenaltyState, masks: GrammarMasks | None = None
+) -> Sampled:
     """Draw a token a row: logits [samples, vocab] of any type. Counts what it draws.
 
-    f32 logits may be changed; narrower ones are copied where something is added to them.
+    f32 logits may be changed, and by masks all; narrower ones are copied where something is added to them.
 
-    Order: log probabilities of the model's own logits, then bias, penalties, bans (as vLLM), temperature,
-    filters, the draw.
+    Order: log probabilities of the model's own logits, then bias, penalties, bans (as vLLM), the masks of
+    grammars, temperature, filters, the draw.
     """
-    if inputs.is_plain:
+    if inputs.is_plain and masks is None:
         return Sampled(_likeliest(logits), None, None, None)
     wanted = None
     if inputs.logprob_samples is not None:
@@ -131,6 +134,8 @@ def sample(logits: Tensor, inputs: SamplingInputs, penalties: PenaltyState) -> S
     if (bans := inputs.bans) is not None:
         logits = logits.float()
         logits.index_put_((bans.rows, bans.ids), bans.values)
+    if masks is not None:
+        masks.apply(logits)
     tokens = _likeliest(logits)
     if inputs.random is not None:
         tokens = torch.where(inputs.random.temperature == 0, tokens, _draw(logits.float(), inputs.random))
@@ -158,7 +163,9 @@ def _resolve_random(samples: Sequence[SampleRow], block: PackedBlock) -> RandomI
         top_k=block.add([p.top_k for p in params], np.int64),
         top_p=block.add([p.top_p for p in params], np.float32),
         min_p=block.add([p.min_p for p in params], np.float32),
-        uniform=block.add([uniform(s.sampling.seed, 0, s.position) for s in samples], np.float64),
+        uniform=block.add(
+            [uniform(s.sampling.seed, s.sampling.choice, s.position) for s in samples], np.float64
+        ),
         filters=any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in params),
     )
 

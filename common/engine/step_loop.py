@@ -6,6 +6,11 @@
 Overlapped, step k is launched before the tokens of step k-1 are read; with nothing to launch, what is pending
 is processed as soon as it is there. Nothing here waits: a step whose tokens are not there yet is left for
 later, and the loop's pollables say when to come again.
+
+Where step k draws tokens of a grammar, which needs those of step k-1, its forward is launched, and its tokens
+are drawn as soon as step k-1 was read:
+
+    overlapped  forward k · read k-1 · sample k · process k-1 · forward k+1 · ...
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from typing import Generic, Protocol, TypeVar
 from common.device.streams import Event
 from common.device.watch import EventWatch
 from common.engine.batch import ScheduleBatch
-from common.engine.model_runner import ModelRunner, StepRecord
+from common.engine.model_runner import ModelRunner, StepForward, StepRecord
 from common.request import SampledToken
 
 
@@ -49,6 +54,7 @@ class StepLoop(Generic[StepT]):
         self._watch = watch
         self._overlap = overlap
         self._in_flight: deque[tuple[StepT, StepRecord]] = deque()
+        self._unsampled: tuple[StepT, StepForward] | None = None  # behind the one in flight
 
     @property
     def num_launched(self) -> int:
@@ -58,26 +64,32 @@ class StepLoop(Generic[StepT]):
     @property
     def is_idle(self) -> bool:
         """Nothing is in flight."""
-        return not self._in_flight
+        return not self._num_unread
 
     @property
     def can_launch(self) -> bool:
         """There is room for another step: overlapped, two may be in flight."""
-        return len(self._in_flight) < (2 if self._overlap else 1)
+        return self._num_unread < (2 if self._overlap else 1)
 
     def launch(self, step: StepT) -> Event:
         """Start a step; returns when its forward, and so its KV, is done."""
-        record = self._runner.launch(step.batch)
-        self._in_flight.append((step, record))
-        self._watch.watch(record.copy_done)
-        return record.forward_done
+        forward = self._runner.forward(step.batch)
+        if self._in_flight and self._runner.waits_for(step.batch, self._in_flight[-1][0].batch):
+            self._unsampled = step, forward
+        else:
+            self._sample(step, forward)
+        return forward.forward_done
 
     def results(self, *, launched: bool) -> Iterator[StepResult[StepT]]:
         """Give what is to be processed now; `launched` says whether a step was launched in this round."""
         keep = 1 if self._overlap and launched else 0
-        while len(self._in_flight) > keep and self._in_flight[0][1].copy_done.is_done():
+        while self._num_unread > keep and self._in_flight[0][1].copy_done.is_done():
             step, record = self._in_flight.popleft()
-            yield StepResult(step, tuple(record.result()))
+            tokens = self._runner.take(record)
+            if self._unsampled is not None:  # before anything else: the device may be waiting
+                unsampled, self._unsampled = self._unsampled, None
+                self._sample(*unsampled)
+            yield StepResult(step, tuple(tokens))
 
     def pollables(self) -> list[int]:
         """What gets readable when there may be results."""
@@ -90,3 +102,12 @@ class StepLoop(Generic[StepT]):
     def wake(self) -> None:
         """The loop is awake: what happened until now need not wake it again."""
         self._watch.clear()
+
+    @property
+    def _num_unread(self) -> int:
+        return len(self._in_flight) + (self._unsampled is not None)
+
+    def _sample(self, step: StepT, forward: StepForward) -> None:
+        record = self._runner.sample(forward)
+        self._in_flight.append((step, record))
+        self._watch.watch(record.copy_done)

@@ -57,6 +57,16 @@ class Decoder:
         Returns:
             [n, vocab_size] of `dtype`, an inference tensor: in-place changes need `torch.inference_mode`.
         """
+        return self.logits(self.hidden(input_ids, inputs, logits_indices), logits_out)
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor, out: Tensor | None = None) -> Tensor:
+        """Return the logits [n, vocab_size] of what `hidden` returned, or of some of its rows."""
+        return self._weights.lm_head(hidden, out)
+
+    @torch.inference_mode()
+    def hidden(self, input_ids: Tensor, inputs: AttentionInputs, logits_indices: Tensor | None) -> Tensor:
+        """Compute one step up to its logits; see `forward`. Returns [n, hidden]."""
         ops, weights = self._ops, self._weights
         self.attention.plan(inputs)
         ops.plan(inputs)
@@ -70,7 +80,7 @@ class Decoder:
                 x, residual = x.index_select(0, logits_indices), residual.index_select(0, logits_indices)
             x, residual = ops.project_norm(layer.o, x, residual, layer.post_norm)
             x, residual = ops.project_norm(layer.down, ops.gated(layer.gate_up, x), residual, next_norm)
-        return weights.lm_head(x, logits_out)
+        return x
 
     def _attend(self, index: int, layer: LayerWeights, x: Tensor) -> Tensor:
         spec = self.spec

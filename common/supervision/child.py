@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from common.lifeline import MAX_NOTICE_BYTES
+from common.supervision.lifeline import MAX_NOTICE_BYTES
 
 TAIL_LINES = 20
 MAX_LINE_BYTES = 1 << 16

@@ -17,8 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
 
-from common.stop_signals import StopSignals
 from common.supervision.child import Child, ChildSpec
+from common.supervision.stop_signals import StopSignals
 
 log = logging.getLogger("baton.supervisor")
 

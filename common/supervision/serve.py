@@ -20,6 +20,7 @@ import logging
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, get_type_hints
@@ -42,18 +43,19 @@ from common.config import (
     to_argv,
 )
 from common.errors import ConfigError
-from common.gpu_plan import GpuShare, parse_gpus, plan_gpus
 from common.gpus import check_device, count_gpus
-from common.http_port import check_port
+from common.http_port import bind_http, check_port
 from common.keys import load_keys
 from common.supervision.child import ChildSpec
 from common.supervision.children import Stopped
+from common.supervision.gpu_plan import GpuShare, parse_gpus, plan_gpus
 from common.supervision.supervisor import GATEWAY, Job, Supervisor
 
 log = logging.getLogger("baton.serve")
 
 # ipc:// addresses over 107 characters fail; a folder of ours and a socket in it take about 35.
 MAX_TEMP_DIR_CHARS = 60
+COUNTS_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # of prometheus_client
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,12 @@ class ServeConfig:
     def num_decode(self) -> int:
         """Decode nodes to start."""
         return self.supervisor.decode
+
+    @property
+    def gateway_names(self) -> tuple[str, ...]:
+        """Names of all gateways."""
+        workers = self.supervisor.gateway_workers
+        return (GATEWAY,) if workers == 1 else tuple(f"{GATEWAY}-{i}" for i in range(workers))
 
     @property
     def node_names(self) -> tuple[str, ...]:
@@ -146,7 +154,8 @@ def plan_services(
     config: ServeConfig, launch: Launch, folder: str, run_dir: Path, shares: Mapping[str, GpuShare]
 ) -> tuple[ChildSpec, ...]:
     """Return the processes of a server whose model lies in `folder`; `shares` as from `place_nodes`."""
-    join = f"ipc://{run_dir}/gateway.sock"
+    addresses = {name: f"ipc://{run_dir}/{name}.sock" for name in config.gateway_names}
+    join = ",".join(addresses.values())
     model = replace(config.model, model=folder)
     served_name = config.gateway.served_model_name or config.model.model
     gateway = replace(config.gateway, served_model_name=served_name)
@@ -161,7 +170,10 @@ def plan_services(
         argv = (*launch.command, role, folder, *to_argv(model, *configs, config.drain, config.log))
         return ChildSpec(name, role, argv, ends_first=role == GATEWAY)
 
-    specs = [child("gateway", GATEWAY, gateway, ListenConfig(nodes=join, keys=keys))]
+    specs = [
+        child(name, GATEWAY, gateway, ListenConfig(nodes=address, keys=keys))
+        for name, address in addresses.items()
+    ]
     for name in config.node_names:
         role = name.partition("-")[0]
         share = shares.get(name)
@@ -188,6 +200,24 @@ def base_url(host: str, port: int) -> str:
     if address.is_unspecified:
         return f"http://127.0.0.1:{port}" if address.version == 4 else f"http://[::1]:{port}"
     return f"http://{address}:{port}" if address.version == 4 else f"http://[{address}]:{port}"
+
+
+def _share_port(config: ServeConfig, held: ExitStack) -> ServeConfig:
+    """Hold the port that several gateways are to share, so that they all have it, and nobody else."""
+    if config.supervisor.gateway_workers == 1:
+        return config
+    http = held.enter_context(bind_http(config.gateway.host, config.gateway.port, is_shared=True))
+    gateway = replace(config.gateway, port=http.getsockname()[1], shares_port=True)
+    return replace(config, gateway=gateway)
+
+
+def _environment(config: ServeConfig, launch: Launch, run_dir: Path) -> Mapping[str, str]:
+    """Return the children's; several gateways find there where all of them count."""
+    if config.supervisor.gateway_workers == 1:
+        return launch.env
+    folder = run_dir / "metrics"
+    folder.mkdir()
+    return {**launch.env, COUNTS_VARIABLE: str(folder)}
 
 
 def _with_key_in_file(config: ServeConfig, run_dir: Path) -> ServeConfig:
@@ -286,8 +316,10 @@ def serve(
             tempfile.TemporaryDirectory(
                 prefix="baton-", dir=short_temp_dir(), ignore_cleanup_errors=True
             ) as run_dir,
-            Supervisor(Path(run_dir), launch.env, *limits_s) as supervisor,
+            ExitStack() as held,
+            Supervisor(Path(run_dir), _environment(config, launch, Path(run_dir)), *limits_s) as supervisor,
         ):
+            config = _share_port(config, held)
             config = _with_key_in_file(config, Path(run_dir))
             prepared = _prepare(supervisor, config, launch)
             if isinstance(prepared, int):

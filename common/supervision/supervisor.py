@@ -78,7 +78,7 @@ class Supervisor:
         self._services: list[_Service] = []
         self._job: Job | None = None
         self._restarts: Counter[str] = Counter()
-        self._is_usable = False
+        self._usable: set[str] = set()  # gateways that say so
         self._port = 0
 
     def __enter__(self) -> Supervisor:
@@ -105,8 +105,11 @@ class Supervisor:
             self._start(service)
 
     def wait_usable(self) -> int:
-        """Wait until the gateway says that requests can be served; return its port."""
-        while not (self._is_usable and all(service.policy.was_ever_ready for service in self._services)):
+        """Wait until every gateway says that requests can be served; return their port."""
+        gateways = {service.spec.name for service in self._services if service.spec.role == GATEWAY}
+        while not (
+            gateways <= self._usable and all(service.policy.was_ever_ready for service in self._services)
+        ):
             self._step()
         return self._port
 
@@ -131,8 +134,7 @@ class Supervisor:
                 self._job.status = status
             return
         service.child = None
-        if child.spec.role == GATEWAY:
-            self._is_usable = False
+        self._usable.discard(child.spec.name)
         delay_s = service.policy.died(time.monotonic())
         how = f"{child.spec.name} {describe_status(status)}"
         if delay_s is None:
@@ -194,8 +196,8 @@ class Supervisor:
                 service.more_argv = ("--port", str(self._port))  # a port that the system picked is kept
                 self._tell_restarts()
         service.policy.alive(now)
-        if is_gateway:
-            self._is_usable = bool(notice.get("usable", self._is_usable))
+        if is_gateway and (usable := notice.get("usable")) is not None:
+            (self._usable.add if usable else self._usable.discard)(service.spec.name)
 
     def _tell_restarts(self) -> None:
         for service in self._services:

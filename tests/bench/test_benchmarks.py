@@ -106,6 +106,18 @@ def test_saved_result_is_the_json_line(
     assert json.loads(saved.read_text()) == json.loads(capsys.readouterr().out.splitlines()[-1])
 
 
+def test_no_result_has_the_key_of_a_server() -> None:
+    @click.command()
+    @click.option("--api-key")
+    @click.option("--rounds", type=int)
+    def bench(**_: object) -> None:
+        Report.of_command("bench").publish(save=False)
+
+    said = CliRunner().invoke(bench, ["--api-key", "sk-secret", "--rounds", "3"]).output
+    assert "sk-secret" not in said
+    assert json.loads(said.splitlines()[-1])["options"] == {"rounds": 3}
+
+
 def test_plot_has_a_panel_for_each_server() -> None:
     gaps = [(at / 10, 0.002 + at / 1000) for at in range(-10, 20)]
     picture = draw("a title", [Panel("one", gaps, 1.0), Panel("other", gaps, 0.5)])

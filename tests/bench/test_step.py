@@ -63,13 +63,13 @@ def launched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[ScheduleBa
 def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[ScheduleBatch]:
     """Return a list that gets the batches that the engine is given."""
     batches = []
-    launch: Callable[[ScheduleBatch], Any] = engine.runner.launch
+    forward: Callable[[ScheduleBatch], Any] = engine.runner.forward
 
     def watched(batch: ScheduleBatch) -> Any:
         batches.append(batch)
-        return launch(batch)
+        return forward(batch)
 
-    monkeypatch.setattr(engine.runner, "launch", watched)
+    monkeypatch.setattr(engine.runner, "forward", watched)
     return batches
 
 

@@ -87,7 +87,7 @@ def _describe_limits(name: str) -> str:
         f"Protocol version {limits.PROTOCOL_VERSION}.",
         f"A header has at most {limits.MAX_HEADER_BYTES >> 20} MiB, a frame behind it "
         f"{limits.MAX_FRAME_BYTES >> 20} MiB; a message has at most {limits.MAX_FRAMES} frames.",
-        f"Where a field says nothing else, an int is {_number(INT_RANGE.low)} to {_number(INT_RANGE.high)}, "
+        f"Where a field says nothing else, an int is {number(INT_RANGE.low)} to {number(INT_RANGE.high)}, "
         f"text has at most {limits.MAX_STR} characters, a list or map {limits.DEFAULT_MAX_LEN} items.",
     )
     return "\n".join(sentences) + "\n"
@@ -114,7 +114,8 @@ def _describe(hint: Any) -> str:
         hint, *given = get_args(hint)
         notes = {type(note): note for note in given}
     if ItemType in notes:
-        return f"{ {'i': 'int32', 'Q': 'uint64'}[notes[ItemType].code] } array, a frame of its own"
+        item = {"i": "int32", "f": "float32", "Q": "uint64"}[notes[ItemType].code]
+        return f"{item} array, a frame of its own"
     if Frames in notes:
         return "all frames that are left"
     origin, parts = get_origin(hint), get_args(hint)
@@ -133,14 +134,14 @@ def _describe(hint: Any) -> str:
     if is_dataclass(hint):
         return f"`{name}`"
     if Range in notes:
-        return f"{name}, {_number(notes[Range].low)} to {_number(notes[Range].high)}"
+        return f"{name}, {number(notes[Range].low)} to {number(notes[Range].high)}"
     most = f"; at most {notes[MaxLen].items} bytes" if hint is bytes and MaxLen in notes else ""
     return name.replace("str", "text") + most
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Write a bound as people do: 2^63 - 1."""
-    for power in (20, 31, 63, 64):
+    for power in (20, 31, 62, 63, 64):
         if value in (2**power, 2**power - 1):
             return f"2^{power}" + ("" if value == 2**power else " - 1")
     return f"{value:g}" if isinstance(value, float) else str(value)

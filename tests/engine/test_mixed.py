@@ -15,7 +15,7 @@ from common.engine.chunking import advance, plan_chunks
 from common.engine.loader import Engine, load_engine
 from common.engine.step_loop import StepLoop
 from common.messages import Submit, int32s
-from common.request import LogitBias, Request, SampledToken, SamplingParams
+from common.request import LogitBias, LogprobArrays, Request, SampledToken, SamplingParams
 from decode_node.entry import DecodeStep, RequestKey, TokenOut
 from decode_node.scheduler import DecodeScheduler
 from tests.model.paged import transformers_greedy
@@ -78,11 +78,11 @@ def run_alone(engine: Engine, prompt: list[int], sampling: SamplingParams) -> li
 class Node:
     """A scheduler that computes prompts by itself, and its engine."""
 
-    def __init__(self, engine: Engine, *, overlap: bool) -> None:
+    def __init__(self, engine: Engine, *, overlap: bool, num_pages: int = NUM_PAGES) -> None:
         self.engine = engine
         self.scheduler = DecodeScheduler(
             layout=engine.layout,
-            num_pages=NUM_PAGES,
+            num_pages=num_pages,
             num_rows=engine.num_rows,
             max_running=MAX_RUNNING,
             max_queued=100,
@@ -95,6 +95,7 @@ class Node:
         watch = EventWatch(torch.device("cpu"), "step results")
         self.loop: StepLoop[DecodeStep] = StepLoop(engine.runner, watch, overlap=overlap)
         self.answers: dict[int, list[SampledToken]] = {}
+        self.prompt_logprobs: dict[int, list[LogprobArrays | None]] = {}  # one a token
         self.modes: list[ForwardMode] = []
         self.now = 0.0
 
@@ -107,6 +108,14 @@ class Node:
         """Grant, launch, process; False when there was nothing to do. A step takes a second a token."""
         while (grant := self.scheduler.admit(())) is not None:
             self.engine.runner.grant(grant.entry.request)
+        parted, self.scheduler.parted = self.scheduler.parted, []
+        for request in parted:
+            if request.row:
+                self.engine.runner.grant(request)
+        if (prebuilt := self.scheduler.take_prebuilt()) is not None:
+            requests = [entry.request for entry in prebuilt.entries]
+            self.engine.runner.seed_first_tokens(prebuilt.batch, requests)
+            self.scheduler.process_prebuilt(prebuilt)
         step = self.scheduler.next_step(self.now)
         if step is not None:
             self.loop.launch(step)
@@ -119,6 +128,7 @@ class Node:
         for out in self.scheduler.out:
             assert isinstance(out, TokenOut)
             self.answers.setdefault(out.key.request_id, []).append(out.sampled)
+            self.prompt_logprobs.setdefault(out.key.request_id, []).append(out.prompt_logprobs)
         self.scheduler.out.clear()
         return step is not None or bool(results)
 

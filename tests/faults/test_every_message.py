@@ -40,6 +40,11 @@ def with_stats(w: World) -> Asked:
     return asked
 
 
+def scored(w: World) -> Asked:
+    """The same, with the log probabilities of its prompt."""
+    return w.ask(PROMPT, NUM_TOKENS, num_prompt_logprobs=2)
+
+
 def aborted(w: World) -> Asked:
     """The client leaves while P computes."""
     asked = w.ask(PROMPT, NUM_TOKENS)
@@ -81,6 +86,7 @@ def fail(message: object) -> object:
 
 
 HAND_OVER = Scenario(hand_over)
+SCORED = Scenario(scored)
 STATS = Scenario(with_stats)
 ABORTED = Scenario(aborted, answered=False)
 REFUSED = Scenario(refused, answered=False)
@@ -111,6 +117,7 @@ NODES_AND_GATEWAY = [
     *(Row("Stats", (node, G), STATS) for node in (D, P)),
     *(Row("Peers", (G, D), nth=nth) for nth in (1, 2)),
     Row("Submit", (G, D), heals=False),
+    Row("PromptLogprobs", (D, G), SCORED, heals=False),
     *(Row("Tokens", (D, G), nth=nth, heals=False) for nth in (1, 4, NUM_TOKENS)),
     Row("Abort", (G, D), ABORTED),
     Row("Refused", (D, G), REFUSED),
@@ -123,6 +130,7 @@ D_AND_P = [
     Row("Prefill", (D, P)),
     *(Row("Chunk", (P, D), nth=nth) for nth in (1, 2, 4)),
     Row("Commit", (P, D)),
+    Row("Commit", (P, D), SCORED),
     Row("Abort", (D, P), ABORTED),
     Row("Quiesced", (P, D), ABORTED),
     Row("Rejected", (P, D), REJECTED),
@@ -151,6 +159,9 @@ def test_a_fault_of_one_message_ends_well(tiny_model: Path, plane: str, row: Row
         elif asked.error is None and not asked.is_aborted:
             assert scenario.answered
             check_answer(tiny_model, asked)
+        if scenario is SCORED and asked.finish is not None:
+            assert asked.prompt_logprobs is not None
+            assert len(asked.prompt_logprobs) == len(PROMPT) - 1
         check_next(tiny_model, w)
 
 

@@ -203,12 +203,19 @@ class World:
         """Go on until requests are taken."""
         self.until(self.client.usable)
 
-    def ask(self, prompt: Sequence[int], max_tokens: int) -> Asked:
-        """Submit a request, greedy, whose tokens are read as they come."""
-        sampling = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True)
-        asked = Asked(self.client.submit(int32s(prompt), sampling), prompt, self.now)
-        self._loop.create_task(asked.follow())
+    def ask(self, prompt: Sequence[int], max_tokens: int, **fields: Any) -> Asked:
+        """Submit a request, greedy, whose tokens are read as they come; `fields`: more of its sampling."""
+        sampling = SamplingParams(max_tokens, temperature=0.0, ignore_eos=True, **fields)
+        (asked,) = self.ask_for(prompt, sampling)
         return asked
+
+    def ask_for(self, prompt: Sequence[int], sampling: SamplingParams) -> list[Asked]:
+        """Submit a prompt; returns its choices, whose tokens are read as they come."""
+        streams = self.client.submit(int32s(prompt), sampling)
+        choices = [Asked(stream, prompt, self.now) for stream in streams]
+        for asked in choices:
+            self._loop.create_task(asked.follow())
+        return choices
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Have something done beside."""

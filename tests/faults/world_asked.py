@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from common.errors import RequestRejected
-from common.request import FinishReason
+from common.request import FinishReason, TokenLogprobs
 from gateway.nodes import RequestStream
 
 
@@ -21,6 +21,7 @@ class Asked:
     finish: FinishReason | None = None
     error: RequestRejected | None = None
     is_aborted: bool = False
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of the first event
 
     @property
     def ended(self) -> bool:
@@ -32,6 +33,8 @@ class Asked:
         try:
             while self.finish is None:
                 event = await self.stream.next()
+                if not self.tokens:
+                    self.prompt_logprobs = event.prompt_logprobs
                 self.tokens += event.token_ids
                 self.finish = event.finish
         except RequestRejected as error:

@@ -24,16 +24,18 @@ def run(
     tokens_per_event: int = 1,
 ) -> tuple[Answer, list[Delta], FakeStream]:
     script = Script(lambda _: tokens, tokens_per_event=tokens_per_event, eos_token_ids=(IM_END,))
-    stream = FakeNodes(script).submit(
+    (stream,) = FakeNodes(script).submit(
         int32s([5]), SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
     )
     answer = Answer(0, int32s([5]), stream, text.detokenizer(), TextRules(stops, min_tokens))
     deltas: list[Delta] = []
 
-    async def keep(_: Answer, delta: Delta) -> None:
-        deltas.append(delta)
+    async def follow() -> None:
+        ended = asyncio.get_running_loop().create_future()
+        answer.follow(lambda _, delta: deltas.append(delta), ended.set_result)
+        assert await ended is None
 
-    asyncio.run(answer.run(keep))
+    asyncio.run(follow())
     return answer, deltas, stream
 
 

@@ -188,6 +188,15 @@ def small(text: TextPipeline) -> Iterator[LiveServer]:
         yield server
 
 
+def assert_served(server: LiveServer) -> None:
+    """Check that there is room again, once the server has seen that the others are gone."""
+    for _ in range(1000):
+        with suppress(httpx.TransportError):  # beyond the reserve
+            if ask(server) == 200:
+                return
+    raise AssertionError("the connections that were closed still count")
+
+
 def test_more_connections_than_allowed_are_told_so(small: LiveServer) -> None:
     with ExitStack() as stack:
         held = [stack.enter_context(connection(small)) for _ in range(MAX_CONNECTIONS)]
@@ -203,7 +212,7 @@ def test_more_connections_than_allowed_are_told_so(small: LiveServer) -> None:
         # Those that were there first are served.
         held[0].sendall(b"GET /v1/models HTTP/1.1\r\nHost: x\r\n\r\n")
         assert read_whole(held[0]).startswith(b"HTTP/1.1 200 ")
-    assert ask(small) == 200
+    assert_served(small)
 
 
 def test_beyond_a_reserve_connections_are_closed_at_once(small: LiveServer) -> None:
@@ -212,7 +221,7 @@ def test_beyond_a_reserve_connections_are_closed_at_once(small: LiveServer) -> N
             stack.enter_context(connection(small))
         last = stack.enter_context(connection(small))
         assert read_to_end(last) == b""
-    assert ask(small) == 200
+    assert_served(small)
 
 
 def test_file_descriptors_suffice_or_it_is_said(caplog: pytest.LogCaptureFixture) -> None:

@@ -25,13 +25,14 @@ from common.request import FinishReason, SamplingParams
 from common.sockets import wait
 from gateway.app import build_app
 from gateway.client import NodeClient
+from gateway.echo import Encoded
 from gateway.endpoints import COMPLETIONS, Encode
 from gateway.fake import FakeNodes, Script
 from gateway.generation import GenerationCall, Service
 from gateway.metrics import RequestMetrics
 from gateway.nodes import RequestStream
 from gateway.openai_api import GenerationRequest
-from gateway.stream import Stream
+from gateway.submission import Submission
 from gateway.text import TextPipeline
 from tests.gateway.conftest import LIMITS, MODEL, WAIT_S, LiveServer
 from tests.gateway.test_http import CHAT, COMPLETION, assert_error
@@ -95,9 +96,9 @@ def test_time_that_tokenizing_takes_counts(text: TextPipeline) -> None:
     def parse(body: dict[str, Any]) -> tuple[GenerationRequest, Encode]:
         request, _ = COMPLETIONS.parse(body)
 
-        def encode(*_: Any) -> list[list[int]]:
+        def encode(*_: Any) -> list[Encoded]:
             is_over.wait(WAIT_S)
-            return [[5]]
+            return [Encoded([5])]
 
         return request, encode
 
@@ -166,7 +167,7 @@ class Pair:
     async def hears_after(self, seconds: float) -> list[Any]:
         """What the decode node has heard in all when so much time has passed."""
         self.loop.now_s += seconds
-        for _ in range(2):  # what is ready runs before the timers that are due: they have run after the second
+        for _ in range(2):  # what is ready runs before timers that are due: they have run after the second
             await asyncio.sleep(0)
         (node,) = self.client._router.nodes()
         node.peer.send(FENCE)  # a link keeps the order
@@ -193,7 +194,7 @@ def run(story: Callable[[Pair], Coroutine[Any, Any, None]]) -> None:
 async def submit(pair: Pair) -> RequestStream:
     """Submit a request with a deadline of 60 s; the node has heard of it."""
     await pair.until(pair.client.usable)
-    stream = pair.client.submit(SUBMIT.prompt_ids, SUBMIT.sampling, 60.0)
+    (stream,) = pair.client.submit(SUBMIT.prompt_ids, SUBMIT.sampling, 60.0)
     await pair.until(lambda: pair.heard == [SUBMIT])
     return stream
 
@@ -280,6 +281,9 @@ def test_a_client_that_reads_nothing_does_not_outlive_its_deadline(
 
 def test_a_request_that_is_tried_again_has_what_is_left_of_its_time() -> None:
     tried: Any = [SimpleNamespace(peer=SimpleNamespace(epoch=epoch)) for epoch in (1, 2)]
-    stream = Stream(1, int32s([5]), SamplingParams(max_tokens=1), 110.0, lambda _: None)
-    left = [stream.given_to(node, now).timeout_ms for node, now in zip(tried, (100.0, 107.5), strict=True)]
+    asked = Submission(1, int32s([5]), SamplingParams(max_tokens=1), 110.0, lambda _: None)
+    left = [
+        asked.given_to(node, asked.streams, now).timeout_ms
+        for node, now in zip(tried, (100.0, 107.5), strict=True)
+    ]
     assert left == [10_000, 2_500]

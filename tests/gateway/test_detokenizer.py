@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from gateway.detokenizer import REPLACEMENT, Detokenizer
+from gateway.detokenizer import REPLACEMENT, WindowDetokenizer
 from gateway.text import TextPipeline
 from tests.tiny import IM_END, VOCAB_SIZE
 
@@ -28,7 +28,7 @@ BYTE_FALLBACK = _byte_fallback()
 
 
 def pieces_of(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
-    detokenizer = Detokenizer(tokenizer, frozenset({0, 1, 2}))
+    detokenizer = WindowDetokenizer(tokenizer, frozenset({0, 1, 2}))
     return [*(detokenizer.add(token_id) for token_id in ids), detokenizer.flush()]
 
 

@@ -164,8 +164,8 @@ def test_models_and_errors(api: openai.OpenAI) -> None:
         api.completions.create(model="other", prompt="hi")
     assert missing.value.code == "model_not_found"
     with pytest.raises(openai.BadRequestError) as refused:
-        api.chat.completions.create(model=MODEL, messages=MESSAGES, n=3)
-    assert refused.value.param == "n"
+        api.chat.completions.create(model=MODEL, messages=MESSAGES, store=True)
+    assert refused.value.param == "store"
 
 
 def test_error_in_a_stream_reaches_the_client(api: openai.OpenAI, server: LiveServer) -> None:

@@ -46,6 +46,7 @@ class Decoder:
         self.link = Connector(context, address, greeting, epoch, self._status, now=0.0)
         self.heard: list[Any] = []
         self.usable = True
+        self.open_ids: tuple[int, ...] = (1,)
 
     def poll(self) -> None:
         """Read."""
@@ -70,7 +71,7 @@ class Decoder:
         self.say(Tokens((1,), finished, int32s([0]), int32s([1]), int32s([42])))
 
     def _status(self, _: object) -> Status:
-        return Status(0, open_ids=(1,), usable=self.usable, draining=not self.usable)
+        return Status(0, open_ids=self.open_ids, usable=self.usable, draining=not self.usable)
 
 
 class World:
@@ -98,7 +99,7 @@ class World:
             return len(statuses) == len(self.nodes) and all(s is not None and s.usable for s in statuses)
 
         await self.until(all_usable)
-        stream = self.client.submit(PROMPT, SAMPLING, None)
+        (stream,) = self.client.submit(PROMPT, SAMPLING, None)
         return stream, await self.holder()
 
     async def holder(self, *without: Decoder) -> Decoder:

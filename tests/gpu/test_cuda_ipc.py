@@ -101,7 +101,7 @@ class BusyPrefill:
         """Send all of a transfer behind an event."""
         self.p.start(key)
         self.p.chunk(key, 0, range(1, WANTED + 1), is_last=True, after=after)
-        self.p.first_token(key, Choice(42, None), queue_ms=0.0, prefill_ms=0.0)
+        self.p.first_token(key, (Choice(42, None),), queue_ms=0.0, prefill_ms=0.0)
 
     def long_work(self) -> Event:
         """Keep the forward stream busy for a while; returns the event of its end."""

@@ -14,9 +14,9 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, Qwen2Config, Qwen3Config
 
 from common.errors import ConfigError
-from common.model import convert as convert_module
-from common.model.convert import convert
 from common.model.spec import load_spec
+from model_store import convert as convert_module
+from model_store.convert import convert
 from tests.model.ggufs import write_gguf
 from tests.model.test_families import LLAMA3
 from tests.tiny import write_tiny_model

@@ -77,7 +77,7 @@ def hub(tmp_path: Path) -> Iterator[tuple[str, Path]]:
 def resolve(name: str, endpoint: str, home: Path, load_format: str = "auto") -> tuple[str, str]:
     """Resolve in a process of its own, which reads these variables at its start: the folder, the error."""
     program = (
-        "import sys; from common.model.store import resolve_model; from common.errors import ConfigError\n"
+        "import sys; from model_store.store import resolve_model; from common.errors import ConfigError\n"
         "try: print(resolve_model(sys.argv[1], print, load_format=sys.argv[2]))\n"
         "except ConfigError as error: sys.exit('error: ' + str(error))"
     )

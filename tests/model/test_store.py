@@ -13,7 +13,7 @@ import pytest
 
 from common.errors import ConfigError
 from common.model.spec import load_spec
-from common.model.store import MODELS, resolve_model
+from model_store.store import MODELS, resolve_model
 from tests.model.ggufs import write_gguf
 
 NAME = "smollm2-135m"

@@ -76,7 +76,8 @@ def test_the_first_token_carries_the_finish_and_the_times() -> None:
     step = s.next_step(1.5)
     assert step is not None
     (ready,) = s.process(step, drawn(0), 1.75)
-    assert (ready.choice.first_token, ready.choice.finish) == (0, FinishReason.STOP)
+    (choice,) = ready.choices
+    assert (choice.first_token, choice.finish) == (0, FinishReason.STOP)
     assert (ready.queue_ms, ready.prefill_ms) == (500.0, 250.0)
 
 
@@ -174,3 +175,33 @@ class PrefillLife(RuleBasedStateMachine):
 
 TestPrefillLife = PrefillLife.TestCase
 TestPrefillLife.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+def test_each_choice_of_a_prompt_has_a_first_token() -> None:
+    s = scheduler()
+    s.submit("a", prefill(4, num_choices=3, choice=2), 0.0)
+    s.submit("b", prefill(4), 0.0)
+    s.admit()
+    step = s.next_step(1.0)
+    assert step is not None
+    assert [(row.index, row.sampling.choice) for row in step.batch.sample_rows] == [
+        (0, 2),
+        (0, 3),
+        (0, 4),
+        (1, 0),
+    ]
+    a, b = s.process(step, drawn(7, 0, 8, 9), 2.0)
+    assert [(c.first_token, c.finish) for c in a.choices] == [(7, None), (0, FinishReason.STOP), (8, None)]
+    assert [c.first_token for c in b.choices] == [9]
+
+
+def test_a_stopped_prompt_of_several_choices_takes_nobody_elses_tokens() -> None:
+    s = scheduler()
+    s.submit("a", prefill(4, num_choices=3), 0.0)
+    s.submit("b", prefill(4), 0.0)
+    s.admit()
+    step = s.next_step(1.0)
+    assert step is not None
+    s.stop("a")
+    (b,) = s.process(step, drawn(7, 0, 8, 9), 2.0)
+    assert (b.key, [c.first_token for c in b.choices]) == ("b", [9])

@@ -25,9 +25,9 @@ from tests.nodes.test_decode_scheduler import EOS, IDLE, LAYOUT, scheduler, subm
 PAGE = LAYOUT.page_size
 
 
-def token_after(kv: tuple[int, ...]) -> int:
+def token_after(kv: tuple[int, ...], choice: int = 0) -> int:
     """Draw from all the tokens so far: 0, which is EOS, once in a while."""
-    return hash((17, *kv)) % 23
+    return hash((17 + choice, *kv)) % 23
 
 
 class Device:
@@ -49,13 +49,15 @@ class Device:
     def read(self, row: int, length: int) -> tuple[int, ...]:
         return tuple(self.kv[self.table[row][i // PAGE] * PAGE + i % PAGE] for i in range(length))
 
-    def arrive(self, request: Request, prompt: list[int]) -> int:
-        """What a prefill node does."""
+    def arrive(self, request: Request, prompt: list[int]) -> list[int]:
+        """What a prefill node does; returns the first token of each choice."""
         for position, token in enumerate(prompt):
             self.write(request.row, position, token)
-        return token_after(tuple(prompt))
+        return [token_after(tuple(prompt), choice) for choice in range(request.sampling.num_choices)]
 
     def run(self, batch: ScheduleBatch) -> list[int]:
+        for source, target in batch.page_copies:
+            self.kv[target * PAGE : (target + 1) * PAGE] = self.kv[source * PAGE : (source + 1) * PAGE]
         for row, column, page in batch.new_pages:
             self.table[row][column] = page
         fed: list[int] = []
@@ -71,15 +73,15 @@ class Device:
             row, length = batch.req_pool_indices[sample.index], batch.seq_lens[sample.index]
             kv = self.read(row, length)
             assert min(kv) >= 0, "a place that nobody wrote"
-            sampled.append(token_after(kv))
+            sampled.append(token_after(kv, sample.sampling.choice))
             self.relay[row] = sampled[-1]
         return sampled
 
 
-def expected(prompt: list[int], max_tokens: int) -> list[int]:
+def expected(prompt: list[int], max_tokens: int, choice: int = 0) -> list[int]:
     tokens: list[int] = []
     while len(tokens) < max_tokens and EOS not in tokens:
-        tokens.append(token_after((*prompt, *tokens)))
+        tokens.append(token_after((*prompt, *tokens), choice))
     return tokens
 
 
@@ -102,9 +104,14 @@ class World:
             if grant.node_id is not None:
                 self.ids += 1
                 self.s.granted(grant.entry, self.ids, 0.0)
-                token = self.device.arrive(request, list(request.prompt_ids))
-                finish = request.sampling.finish_reason(token, 1, (EOS,))
-                self.s.transfer_done(self.ids, Commit(self.ids, 1, 0.0, 0.0, (Choice(token, finish),)), 0.0)
+                tokens = self.device.arrive(request, list(request.prompt_ids))
+                reason = request.sampling.finish_reason
+                choices = (Choice(token, reason(token, 1, (EOS,))) for token in tokens)
+                self.s.transfer_done(self.ids, Commit(self.ids, 1, 0.0, 0.0, tuple(choices)), 0.0)
+        parted, self.s.parted = self.s.parted, []
+        for request in parted:
+            if request.row:
+                self.device.grant(request)
         if (prebuilt := self.s.take_prebuilt()) is not None:
             for entry in prebuilt.entries:
                 self.device.relay[entry.request.row] = entry.request.outputs[-1]

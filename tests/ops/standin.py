@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from common.lifeline import Lifeline
+from common.supervision.lifeline import Lifeline
 
 BEAT_S = 0.1
 

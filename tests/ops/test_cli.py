@@ -321,6 +321,15 @@ def test_several_nodes_have_names_and_sockets_of_their_own_and_share_the_machine
     assert len({value(services[name], "--listen") for name in names[1:3]}) == 2
 
 
+def test_every_node_joins_all_gateways() -> None:
+    services = plan(["--gateway-workers", "2", "--prefill", "1", "--port", "9000"])
+    assert list(services) == ["gateway-0", "gateway-1", "prefill-0", "decode-0"]
+    addresses = [value(services[name], "--nodes") for name in ("gateway-0", "gateway-1")]
+    assert len(set(addresses)) == 2
+    for name in ("prefill-0", "decode-0"):
+        assert value(services[name], "--join") == ",".join(addresses)
+
+
 def test_nodes_started_by_hand_can_be_counted_in() -> None:
     services = plan(["--local-nodes", "7"])
     assert (

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from common.drain import Drain
-from common.stop_signals import StopSignals
+from common.supervision.stop_signals import StopSignals
 from tests.ops.test_serve import DEADLINE_S, ROOT, Server, assert_alive, assert_gone, start
 
 __all__ = ["start"]
@@ -76,7 +76,7 @@ def test_signals_that_came_together_are_told_one_by_one() -> None:
 
 LOOP = """
 import signal, sys
-from common.lifeline import Lifeline
+from common.supervision.lifeline import Lifeline
 from common.node import run_loop
 
 class Loop:

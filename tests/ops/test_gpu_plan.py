@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.errors import ConfigError
-from common.gpu_plan import parse_gpus, plan_gpus
+from common.supervision.gpu_plan import parse_gpus, plan_gpus
 
 Phases = tuple[tuple[int, tuple[int, ...] | None], tuple[int, tuple[int, ...] | None]]
 

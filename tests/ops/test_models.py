@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.model.listing import list_models
+from model_store.listing import list_models
 
 NAME = "smollm2-135m"
 

@@ -167,7 +167,7 @@ def _drawn(logits: NDArray[np.float64], body: Body, position: int) -> int:
     weights = np.exp((logits - logits.max()) / body["temperature"])
     if "top_k" in body:
         weights[np.argsort(-weights)[body["top_k"] :]] = 0
-    threshold = uniform(body["seed"] % 2**64, 0, position) * weights.sum()
+    threshold = uniform(body["seed"] % 2**64, body.get("choice", 0), position) * weights.sum()
     return int(np.argmax(weights.cumsum() > threshold))
 
 

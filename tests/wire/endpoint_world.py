@@ -220,7 +220,7 @@ class World:
 
     def sample(self, key: TransferKey, token: int = 42) -> None:
         """P has the first token."""
-        self.p.first_token(key, Choice(token, None), queue_ms=1.5, prefill_ms=2.5)
+        self.p.first_token(key, (Choice(token, None),), queue_ms=1.5, prefill_ms=2.5)
 
     def hand_over(self, p_pages: Sequence[int], d_pages: Sequence[int]) -> int:
         """A whole transfer in one chunk, until D has it."""

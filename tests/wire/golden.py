@@ -32,6 +32,7 @@ from common.messages import (
     PeerInfo,
     Peers,
     Prefill,
+    PromptLogprobs,
     Quiesced,
     Refused,
     Rejected,
@@ -44,6 +45,7 @@ from common.messages import (
     Submit,
     Timings,
     Tokens,
+    float32s,
     int32s,
 )
 from common.request import FinishReason, LogitBias, SamplingParams, TokenLogprobs
@@ -94,6 +96,7 @@ INSTANCES: tuple[Any, ...] = (
     Failed(7, 503, "prefill-0: its process ended", retry_after_s=1),
     Submit(7, _SAMPLING, int32s([1, 2, 3]), timeout_ms=1500),
     Peers((PeerInfo("prefill-0", "ipc:///tmp/baton/prefill-0", EPOCH),)),
+    PromptLogprobs(8, float32s([-0.5, -2.25]), int32s([101, 7, 3, 4]), float32s([-0.5, -1.25, -2.0, -2.0])),
     Tokens(
         request_ids=(7, 8),
         finished=(Finish(8, FinishReason.LENGTH, Timings(1.5, 20.25, 3.0, 16.5)),),
@@ -116,7 +119,16 @@ INSTANCES: tuple[Any, ...] = (
         checksums=tuple(array("Q", [2**64 - 1, 1])),
         frames=(b"\x00\x01\x02\x03", b"\xff"),
     ),
-    Commit(9, 6, 0.5, 12.25, (Choice(42, FinishReason.STOP, _LOGPROBS), Choice(43, None))),
+    Commit(
+        9,
+        6,
+        0.5,
+        12.25,
+        (Choice(42, FinishReason.STOP, _LOGPROBS), Choice(43, None)),
+        float32s([-0.5]),
+        int32s([101, 7]),
+        float32s([-0.5, -1.25]),
+    ),
     Quiesced(9),
 )
 

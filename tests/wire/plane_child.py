@@ -61,7 +61,7 @@ def compute(p: SenderEndpoint, key: TransferKey, prefill: Prefill) -> None:
         p.poll(time.monotonic())
     sys.stdin.buffer.readline()
     p.chunk(key, first, range(first + 1, num_pages + 1), is_last=True)
-    p.first_token(key, Choice(42, None), queue_ms=0.0, prefill_ms=0.0)
+    p.first_token(key, (Choice(42, None),), queue_ms=0.0, prefill_ms=0.0)
 
 
 def main(role: str, address: str, plane: str, device: str) -> None:

@@ -82,7 +82,7 @@ class Churn:
         self.world.p.chunk(key, job.sent, job.p_pages[job.sent : job.sent + some], is_last=is_last)
         job.sent += some
         if is_last:
-            self.world.p.first_token(key, Choice(1, None), queue_ms=0.0, prefill_ms=0.0)
+            self.world.p.first_token(key, (Choice(1, None),), queue_ms=0.0, prefill_ms=0.0)
             del jobs[key]
 
     def _take(self, at_d: object, p_pages: dict[int, list[int]]) -> list[int]:

@@ -62,7 +62,8 @@ def conforms(hint: Any, value: Any) -> bool:
     if shape.takes_frames:
         return type(value) is tuple and all(isinstance(f, bytes | bytearray | memoryview) for f in value)
     if shape.typecode is not None:
-        return isinstance(value, array) and value.typecode == shape.typecode
+        is_right = isinstance(value, array) and value.typecode == shape.typecode
+        return is_right and (shape.typecode != "f" or all(map(math.isfinite, value)))
     if shape.optional is not None:
         return value is None or conforms(shape.optional, value)
     if get_origin(kind) is tuple:

@@ -52,7 +52,10 @@ def scalars(shape: Shape) -> SearchStrategy[Any]:
 
 
 def arrays(typecode: str) -> SearchStrategy[Any]:
-    """Arrays of the whole range of their item type."""
+    """Arrays of the whole range of their item type; floats are finite."""
+    if typecode == "f":
+        floats = st.floats(width=32, allow_nan=False, allow_infinity=False)
+        return st.lists(floats, max_size=8).map(lambda items: array("f", items))
     bits = 8 * array(typecode).itemsize
     low, high = (0, 2**bits - 1) if typecode.isupper() else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     return st.lists(st.integers(low, high), max_size=8).map(lambda items: array(typecode, items))

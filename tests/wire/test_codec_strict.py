@@ -23,8 +23,10 @@ from common.messages import (
     Chunk,
     Hello,
     Prefill,
+    PromptLogprobs,
     Status,
     Tokens,
+    float32s,
     int32s,
 )
 from tests.wire.golden import INSTANCES
@@ -176,6 +178,16 @@ def test_missing_frames_are_refused() -> None:
 def test_an_array_of_a_broken_number_of_bytes_is_refused() -> None:
     prefill = next(m for m in INSTANCES if isinstance(m, Prefill))
     refuses([*wire(prefill)[:-1], b"\0" * 7], match="not a whole number of items")
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_float_in_an_array_is_a_finite_number(value: float, place: int) -> None:
+    values = float32s([-0.5, 3e38, 3e38])
+    CODEC.decode(wire(PromptLogprobs(1, values)))  # the largest, though their sum is none
+    values[place] = value
+    refuses(wire(PromptLogprobs(1, values)), match=r"PromptLogprobs\.logprobs: not a finite number")
+    refuses(wire(PromptLogprobs(1, top_logprobs=values)), match=r"top_logprobs: not a finite number")
 
 
 def test_frames_and_headers_beyond_the_limits_are_refused() -> None:

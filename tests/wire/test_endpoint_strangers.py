@@ -117,7 +117,7 @@ def test_limits_in_status_stand_in_for_a_lost_credit(context: Context, address: 
         raw.until(lambda: bool(raw.at_p))
         raw.p.start(key(7))
         raw.p.chunk(key(7), 0, [3], is_last=True)
-        raw.p.first_token(key(7), CHOICE, queue_ms=1.0, prefill_ms=1.0)
+        raw.p.first_token(key(7), (CHOICE,), queue_ms=1.0, prefill_ms=1.0)
         assert raw.p.take_outputs() == []  # no credit yet
         raw.credit_bytes = PAGE_BYTES
         raw.until(lambda: any(isinstance(m, Commit) for m in raw.received), step_s=0.3)

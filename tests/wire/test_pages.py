@@ -76,8 +76,38 @@ def test_steps_are_processed_in_order() -> None:
         fence.process(2)
 
 
+def test_a_shared_page_is_given_back_with_the_last_lease() -> None:
+    allocator = PageAllocator(3)
+    first = allocator.allocate(2, PageUse.ACTIVE)
+    assert first is not None
+    second = allocator.share(first)
+    assert second.pages == first.pages
+    assert allocator.ledger() == PageLedger(total=3, free=1, active=2)
+    assert (allocator.shares_last(first), allocator.shares_last(second)) == (False, True)
+    allocator.release(first)
+    assert not allocator.shares_last(second)
+    assert allocator.ledger() == PageLedger(total=3, free=1, active=2)
+    allocator.release(second, fence=4)
+    assert allocator.ledger() == PageLedger(total=3, free=1, quarantined=2)
+
+
+def test_a_page_of_its_own_takes_the_place_of_a_shared_one() -> None:
+    allocator = PageAllocator(3)
+    first = allocator.allocate(2, PageUse.ACTIVE)
+    assert first is not None
+    second, third = allocator.share(first), allocator.share(first)
+    page = allocator.own_last(second)
+    assert page is not None
+    assert second.pages == (first.pages[0], page)
+    assert allocator.own_last(third) is None, "no page is free"
+    assert third.pages == first.pages
+    allocator.release(first)
+    assert not allocator.shares_last(third)
+    allocator.check_invariants()
+
+
 class PagesAndSets(RuleBasedStateMachine):
-    """An allocator beside sets that say who holds what."""
+    """An allocator beside sets that say who holds what, and since when."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -107,10 +137,43 @@ class PagesAndSets(RuleBasedStateMachine):
     def release(self, data: st.DataObject) -> None:
         lease, _, pages = self.held.pop(data.draw(st.sampled_from(sorted(self.held))))
         self.allocator.release(lease, fence=self.steps.current)
+        pages = pages - self.in_use()
         if self.launched > self.processed:
             self.resting.append((self.launched, pages))
         else:
             self.free |= pages
+
+    def in_use(self) -> set[int]:
+        """Pages that somebody holds."""
+        return {page for _, _, pages in self.held.values() for page in pages}
+
+    @precondition(lambda self: self.held)
+    @rule(data=st.data())
+    def share(self, data: st.DataObject) -> None:
+        lease, use, pages = self.held[data.draw(st.sampled_from(sorted(self.held)))]
+        shared = self.allocator.share(lease)
+        assert (shared.pages, shared.use) == (lease.pages, use)
+        self.held[self.next_name] = (shared, use, set(pages))
+        self.next_name += 1
+
+    @precondition(lambda self: any(lease.pages for lease, _, _ in self.held.values()))
+    @rule(data=st.data())
+    def own_the_last(self, data: st.DataObject) -> None:
+        names = [name for name, (lease, _, _) in self.held.items() if lease.pages]
+        name = data.draw(st.sampled_from(names))
+        lease, _, pages = self.held[name]
+        last = lease.pages[-1]
+        # Names grow with time, and a lease holds a page from the time on that it was made.
+        before = [other for other, (_, _, theirs) in self.held.items() if last in theirs and other < name]
+        assert self.allocator.shares_last(lease) == bool(before)
+        if before and (page := self.allocator.own_last(lease)) is not None:
+            assert page in self.free
+            self.free.remove(page)
+            pages.remove(last)
+            pages.add(page)
+            assert set(lease.pages) == pages
+        elif before:
+            assert not self.free
 
     @rule()
     def launch_a_step(self) -> None:
@@ -130,7 +193,9 @@ class PagesAndSets(RuleBasedStateMachine):
     @invariant()
     def the_ledger_is_that_of_the_sets(self) -> None:
         def count(use: PageUse) -> int:
-            return sum(len(pages) for _, held_for, pages in self.held.values() if held_for is use)
+            return len(
+                {page for _, held_for, pages in self.held.values() if held_for is use for page in pages}
+            )
 
         ledger = self.allocator.ledger()
         assert ledger == PageLedger(

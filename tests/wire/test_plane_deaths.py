@@ -218,6 +218,6 @@ def test_when_d_dies_p_lets_go_of_its_memory_and_serves_others(
             key = lone.until_seen(TransferArrived, 2, beside=other.poll)
             p.start(key)
             p.chunk(key, 0, [5, 6], is_last=True)
-            p.first_token(key, Choice(42, None), queue_ms=0.0, prefill_ms=0.0)
+            p.first_token(key, (Choice(42, None),), queue_ms=0.0, prefill_ms=0.0)
             until(lambda: [type(o) for o in other.poll()] == [TransferDone], other.d.pollables)
             assert other.holds([8, 9], [5, 6])

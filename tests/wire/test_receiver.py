@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from common.errors import RemoteProtocolError
-from common.messages import Abort, Choice, Chunk, Commit, Failed, Quiesced, Rejected
+from common.messages import Abort, Choice, Chunk, Commit, Failed, Quiesced, Rejected, float32s, int32s
+from common.request import SamplingParams
 from transfer import receiver as rx
 from transfer.receiver import Receiver
 from transfer.states import (
@@ -118,6 +119,42 @@ def test_what_does_not_fit_ends_the_transfer_as_retryable(
     assert (gave_out.status, gave_out.retryable) == (503, True)
     assert free == ([] if one_sided else [rx.PagesFree()])  # behind GaveOut: only then is it news
     assert receiver.state is R.ABORTING
+
+
+@pytest.mark.parametrize(
+    ("asked", "lengths", "fits"),
+    [
+        (None, (0, 0, 0), True),
+        (None, (1, 0, 0), False),  # of a request that did not ask
+        (None, (0, 2, 2), False),
+        (2, (4, 8, 8), True),  # a prompt of five tokens
+        (2, (0, 0, 0), False),
+        (2, (5, 10, 10), False),
+        (2, (4, 8, 7), False),
+        (2, (4, 7, 8), False),
+        (2, (4, 4, 4), False),  # one each, where two were asked for
+        (0, (4, 0, 0), True),
+        (0, (4, 4, 4), False),
+    ],
+)
+def test_log_probabilities_must_fit_the_prompt(
+    asked: int | None, lengths: tuple[int, int, int], fits: bool, *, one_sided: bool
+) -> None:
+    scored = rx.Scored.of(SamplingParams(1, num_prompt_logprobs=asked), prompt_len=5)
+    receiver = Receiver(ID, NUM_PAGES, one_sided=one_sided, scored=scored)
+    for input_ in (chunk(0), chunk(1)):
+        receiver.handle(input_, 0.0)
+    own, ids, top = lengths
+    commit = Commit(
+        ID, NUM_PAGES, 1.0, 2.0, (CHOICE,), float32s([-1] * own), int32s([7] * ids), float32s([-1] * top)
+    )
+    outputs = receiver.handle(commit, 5.0)
+    if fits:
+        assert outputs == (rx.Done(commit),)
+    else:
+        assert isinstance(outputs[0], rx.GaveOut)
+        assert outputs[0].retryable
+        assert receiver.state is R.ABORTING
 
 
 def test_an_abort_is_repeated_each_second_until_p_is_quiet(*, one_sided: bool) -> None:

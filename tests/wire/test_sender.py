@@ -22,7 +22,7 @@ S, SE = SenderState, SenderEvent
 
 FIRST_CHUNK = tx.ChunkComputed(0, (11,), is_last=False)
 LAST_CHUNK = tx.ChunkComputed(1, (12,), is_last=True)
-TOKEN = tx.FirstToken(CHOICE, queue_ms=1.0, prefill_ms=2.0)
+TOKEN = tx.FirstToken((CHOICE,), queue_ms=1.0, prefill_ms=2.0)
 
 SENDER_PATHS: dict[SenderState, tuple[tx.Input, ...]] = {
     S.QUEUED: (),

@@ -227,7 +227,7 @@ class PrefillEnd:
 
     def sample(self, outgoing: Outgoing) -> None:
         outgoing.has_token = True
-        self.feed(outgoing, tx.FirstToken(Choice(outgoing.machine.transfer_id, None), 1.0, 1.0))
+        self.feed(outgoing, tx.FirstToken((Choice(outgoing.machine.transfer_id, None),), 1.0, 1.0))
 
     # What the plane does ----------------------------------------------------------------------------------
 

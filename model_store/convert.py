@@ -1,6 +1,6 @@
 """Convert a GGUF file into a model folder: safetensors, tokenizer, chat template, settings.
 
-Run by `store.py` as a process: python -m common.model.convert GGUF FOLDER. Knows no cache and no network.
+Run by `store.py` as a process: python -m model_store.convert GGUF FOLDER. Knows no cache and no network.
 Tensors are dequantized and written one after the other; they keep every bit of what dequantization gives.
 """
 

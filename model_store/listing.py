@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from common.model.cache import default_cache_dir
-from common.model.store import MODELS
+from model_store.cache import default_cache_dir
+from model_store.store import MODELS
 
 MB = 1_000_000  # as in `download_mb`
 

