@@ -84,14 +84,10 @@ class FaultySocket(FrameSocket):
                 way.shift -= 1
                 return True
             case "stall" if rule is not None:
-                way.stalled.append((faults.Hold(rule, self._faults), parts))
-                return True
-        if way.stalled:
-            way.stalled.append((None, parts))
-            return True
+                return self._pass(identity, way, parts, header, faults.Hold(rule, self._faults))
         sent = self._pass(identity, way, parts, header)
         if rule is not None:  # double
-            super().send(parts, identity)
+            self._pass(identity, way, list(parts), header)
         if way.overtaken and kind not in _BACKGROUND:
             self._say_now(identity, way, way.overtaken)
         return sent
@@ -101,8 +97,7 @@ class FaultySocket(FrameSocket):
         way.late = [item for item in way.late if item not in due]
         self._say_now(identity, way, [parts for _, parts in due])
         while way.stalled and (way.stalled[0][0] is None or way.stalled[0][0].is_over()):
-            parts = way.stalled.popleft()[1]
-            self._pass(identity, way, parts, msgpack.unpackb(parts[0]))
+            super().send(way.stalled.popleft()[1], identity)
 
     def _say_now(self, identity: bytes, way: _Way, held: list[list[Buffer]]) -> None:
         for parts in held:
@@ -112,10 +107,21 @@ class FaultySocket(FrameSocket):
         if held is way.overtaken:
             way.overtaken = []
 
-    def _pass(self, identity: bytes, way: _Way, parts: list[Buffer], header: dict[str, Any]) -> bool:
+    def _pass(
+        self,
+        identity: bytes,
+        way: _Way,
+        parts: list[Buffer],
+        header: dict[str, Any],
+        hold: faults.Hold | None = None,
+    ) -> bool:
+        """Give a message its number; it goes, or waits, where it or one before it is stalled."""
         way.last_seq = header["seq"] + way.shift
         parts[0] = msgpack.packb(header | {"seq": way.last_seq})
-        return super().send(parts, identity)
+        if hold is None and not way.stalled:
+            return super().send(parts, identity)
+        way.stalled.append((hold, parts))
+        return True
 
 
 def _spoil(active: faults.Faults, header: dict[str, Any], parts: list[Buffer], layers: int) -> list[Buffer]:

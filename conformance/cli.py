@@ -25,10 +25,12 @@ def main(url: str | None, chosen: str | None, list_: bool, proofs: bool, api_key
     """Try the faults of others on this server.
 
     Starts servers of a tiny model on this machine. With URL, tries what needs nothing but HTTP on a Baton
-    server that runs. Exit status 0 when nothing that was tried failed.
+    server that runs and that nobody else uses. Exit status 0 when nothing that was tried failed.
     """
     if not __debug__:
         raise ConfigError("baton conformance needs assertions: do not set PYTHONOPTIMIZE")
+    if url is not None and proofs:
+        raise ConfigError("--proofs puts faults into servers of its own: leave out the URL")
     rows, others = _choose(load_rows(), chosen)
     if list_:
         for id_ in sorted([*rows, *others], key=order):

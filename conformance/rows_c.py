@@ -8,7 +8,7 @@ import numpy as np
 
 from conformance.client import Body, Client, Outcome, greedy
 from conformance.model import EOS_PROMPT
-from conformance.recipes import post
+from conformance.recipes import begin_all, post
 from conformance.reference import Expected
 from conformance.rows import Needs, Proof, row
 from conformance.setup import Setup, prompt
@@ -100,21 +100,22 @@ PENALTIES: tuple[Body, ...] = (
     {"repetition_penalty": 1.9},
     {"presence_penalty": 1.0, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
 )
+RETRACTED = "baton_node_requests_retracted_total"
 GROWING_TOKENS = 320  # more than is kept free for each at admission
 SMALL = ("--kv-pages", "60")  # of 16 tokens: three of the answers that grow begin, two end
 UNCOUNTED = Proof(
     "the handed-over token is not counted",
     patch="import common.engine.penalties as p\np.PenaltyState.count_seeded = lambda *_: None\n",
 )
-FORGOTTEN = Proof(
-    "counts are forgotten when a request comes back",
-    patch="import common.engine.penalties as p\n"
-    "real = p.PenaltyState.prime\n"
-    "def prime(self, request):\n"
+RESTARTED = Proof(
+    "a grammar begins again when its request comes back",
+    patch="import common.engine.grammar as g\n"
+    "real = g.GrammarStates.start\n"
+    "def start(self, request):\n"
+    "    outputs, request.outputs = request.outputs, request.outputs[-1:]\n"
     "    real(self, request)\n"
-    "    if request.sampling.has_penalties and request.resumed_ids is not None:\n"
-    "        self._counts[request.row].zero_()\n"
-    "p.PenaltyState.prime = prime\n",
+    "    request.outputs = outputs\n"
+    "g.GrammarStates.start = start\n",
 )
 
 
@@ -160,8 +161,8 @@ def scores(s: Setup, request: Body) -> list[Any]:
         "P does not send those of its token",
         patch="import dataclasses, transfer.sender_endpoint as e\n"
         "real = e.SenderEndpoint.first_token\n"
-        "e.SenderEndpoint.first_token = lambda self, key, choice, **how: real(\n"
-        "    self, key, dataclasses.replace(choice, logprobs=None), **how)\n",
+        "e.SenderEndpoint.first_token = lambda self, key, choices, **how: real(\n"
+        "    self, key, tuple(dataclasses.replace(each, logprobs=None) for each in choices), **how)\n",
     ),
 )
 def c6(s: Setup) -> None:
@@ -241,20 +242,24 @@ def c8(s: Setup) -> None:
     "C9",
     "penalties and grammars live through a retraction",
     options=SMALL,
-    proof=FORGOTTEN,
+    proof=RESTARTED,
 )
 def c9(s: Setup) -> None:
-    retracted = s.client.metric("baton_node_requests_retracted_total")
+    retracted = s.client.metric(RETRACTED)
     requests = [
         greedy(prompt(seed, 20), GROWING_TOKENS) | penalty for seed, penalty in enumerate(PENALTIES, 1)
     ] * 2
-    requests.insert(2, letters(prompt(9, 20), GROWING_TOKENS, GROWING_TOKENS + 1))  # the youngest that runs
     for request, outcome in zip(requests, s.client.ask_all(requests), strict=True):
-        if "structured_outputs" in request:
-            check_letters(outcome, GROWING_TOKENS)
-        else:
-            check(s, request, outcome)
-    assert s.client.metric("baton_node_requests_retracted_total") > retracted, "nobody was retracted"
+        check(s, request, outcome)
+    assert s.client.metric(RETRACTED) > retracted, "nobody was retracted"
+    Client(s.client.url, s.client.model).ask(letters(LONG, 1, 5))  # the first one takes longer
+    retracted = s.client.metric(RETRACTED)
+    (older,) = begin_all(s, [greedy(prompt(8, 20), GROWING_TOKENS)])
+    (younger,) = begin_all(s, [letters(prompt(9, 20), GROWING_TOKENS, GROWING_TOKENS + 1)])
+    with s.faults("decode/refuse:growth*"):  # in the middle of it: the youngest is retracted
+        s.client.until(lambda: s.client.metric(RETRACTED) > retracted, "it was retracted")
+    check_letters(younger.wait(), GROWING_TOKENS)
+    s.check(prompt(8, 20), older.wait(), GROWING_TOKENS)
 
 
 @row("C10", "penalties count the prompt and the handed-over token", proof=UNCOUNTED)

@@ -168,16 +168,15 @@ def e6(s: Setup) -> None:
     proof=Proof(
         "D gives up who has not been heard of for a second",
         patch="import decode_node.node as n\n"
-        "real = n.DecodeNode.turn\n"
+        "real, heard = n.DecodeNode.turn, {}\n"
         "def turn(self, now):\n"
-        "    events = self._gateway.connector\n"
-        "    last = getattr(self, 'last', None)\n"
-        "    seen = events._session.link._last_seq_seen\n"
-        "    if last is None or seen != last[0]:\n"
-        "        self.last = last = (seen, now)\n"
-        "    if now - last[1] > 1.5 and self._gateway_peer is not None:\n"
-        "        for key in self._scheduler.keys_of(self._gateway_peer.epoch):\n"
-        "            self._abort(key, now)\n"
+        "    for gateway in self._gateways:\n"
+        "        seen = gateway.link.connector._session.link._last_seq_seen\n"
+        "        if heard.get(gateway, (None,))[0] != seen:\n"
+        "            heard[gateway] = (seen, now)\n"
+        "        elif now - heard[gateway][1] > 1.5 and gateway.peer is not None:\n"
+        "            for key in self._scheduler.keys_of(gateway.peer.epoch):\n"
+        "                self._abort(key, now)\n"
         "    return real(self, now)\n"
         "n.DecodeNode.turn = turn\n",
     ),

@@ -152,10 +152,17 @@ def f17(s: Setup) -> None:
     "128 at once on a pool for a few: the last waits long, and is served",
     options=SMALL,
     proof=Proof(
-        "what P holds is for two seconds",
-        patch="import gateway.openai_api as o\n"
-        "real = o.parse_completion\n"
-        "o.parse_completion = lambda body: real(body | {'timeout': 1.0})\n",
+        "P holds pages for a second and no longer, and nobody tries again",
+        patch="import decode_node.scheduler as d, transfer.sender as t, transfer.sender_endpoint as e\n"
+        "real, until = e.SenderEndpoint.poll, {}\n"
+        "def poll(self, now):\n"
+        "    for key in list(self._transfers):\n"
+        "        if now > until.setdefault(key, now + 1):\n"
+        "            until[key] = float('inf')\n"
+        "            self._feed(key, t.Fail(503, 'its lease is over'))\n"
+        "    return real(self, now)\n"
+        "e.SenderEndpoint.poll = poll\n"
+        "d.MAX_ATTEMPTS = 1\n",
     ),
 )
 def f19(s: Setup) -> None:
@@ -168,7 +175,10 @@ def f19(s: Setup) -> None:
     "F21",
     "a transfer is asked for once, whatever comes after it",
     options=SMALL,
-    proof=Proof("a hand-over is done again", faults="prefill/drop:Commit"),
+    proof=Proof(
+        "who was retracted asks a prefill node again",
+        patch="import decode_node.entry as e\ne.Entry.was_retracted = property(lambda self: False)\n",
+    ),
 )
 def f21(s: Setup) -> None:
     retracted, started = (s.client.metric(name, role="decode") for name in (RETRACTED, STARTED))

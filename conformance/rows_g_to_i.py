@@ -28,6 +28,7 @@ from conformance.setup import Setup, prompt
 TWO = ("--prefill", "2", "--decode", "2")
 REPEATS = 100
 LONG = prompt(6, 300)
+STEPS = "baton_node_steps_total"
 TOO_MANY_PAGES = 1 << 40
 
 not_applicable("packages of other projects; version skew of our own is F11", "I14")
@@ -120,7 +121,16 @@ def h1(s: Setup) -> None:
 @row(
     "H3",
     "each prompt token is computed once, on P; D computes what follows",
-    proof=Proof("a hand-over is done again", faults="prefill/drop:Commit"),
+    proof=Proof(
+        "D computes again what arrived",
+        patch="import decode_node.scheduler as d\n"
+        "real = d.DecodeScheduler._hand_over\n"
+        "def hand_over(self, entry, first):\n"
+        "    real(self, entry, first)\n"
+        "    if entry.phase is d.Phase.ARRIVED:\n"
+        "        self._retract(entry)\n"
+        "d.DecodeScheduler._hand_over = hand_over\n",
+    ),
 )
 def h3(s: Setup) -> None:
     names = (("baton_node_tokens_computed_total", "prefill"), ("baton_node_tokens_sampled_total", "decode"))
@@ -131,6 +141,10 @@ def h3(s: Setup) -> None:
     )
     assert computed == sum(map(len, PROMPTS)), f"P computed {computed} tokens"
     assert sampled == 8 * len(PROMPTS), f"D said {sampled} tokens"
+    steps = s.client.metric(STEPS, role="decode")
+    s.ask_right(PROMPTS[-1], 8)
+    steps = s.client.metric(STEPS, role="decode") - steps
+    assert steps == 7, f"D made {steps} steps for the 7 tokens behind the first"
 
 
 ONE_PORT = Proof(

@@ -1,7 +1,7 @@
 """What a client's connection may take: how many there are, how long a request's head, how slow it comes.
 
     more than the limit        503 for requests; beyond a reserve, closed at once
-    a head of over 64 KiB      431
+    a head of over 64 KiB      431; as much behind a body's last byte, too (trailers)
     a head that is too slow    408; an idle connection is closed by then
     a body that is too slow    408 (`body.py`, which reads it); what nobody reads any more, closed
 
@@ -98,13 +98,17 @@ class LimitedProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Parse what came; a head that does not end is not kept."""
+        """Parse what came; a head that does not end is not kept, nor are trailers."""
+        self._got_on = False
         super().data_received(data)
-        if self._in_head and not self.transport.is_closing():
+        if (self._in_head or not self._got_on) and not self.transport.is_closing():
             # Counted once more by `on_header`, as far as headers are whole: that only matters near the limit.
             self._unfinished_bytes += len(data)
             if self._unfinished_bytes > MAX_HEAD_BYTES:
-                self._answer_and_close(HEAD_TOO_LARGE)
+                if self._in_head or not self.cycle.response_started:
+                    self._answer_and_close(HEAD_TOO_LARGE)
+                else:
+                    self.transport.close()
 
     # Of the parser ------------------------------------------------------------------------------------------
 
@@ -128,6 +132,8 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The head is whole: decide who answers. The body comes now."""
         self._in_head = False
+        self._got_on = True
+        self._unfinished_bytes = 0
         self.app = self._normal_app
         if self._head_bytes > MAX_HEAD_BYTES:
             self.app = _refusing(HEAD_TOO_LARGE)
@@ -139,8 +145,15 @@ class LimitedProtocol(HttpToolsProtocol):
         # Its task has not begun.
         self.scope["extensions"] = {DIRECT: {"writer": CycleWriter(self.cycle, self.round)}}
 
+    def on_body(self, body: bytes) -> None:
+        """A part of the body, whose size is for who reads it to bound."""
+        self._got_on = True
+        self._unfinished_bytes = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         """The request is whole."""
+        self._got_on = True
         self._stop_timer()
         super().on_message_complete()
 
@@ -151,6 +164,7 @@ class LimitedProtocol(HttpToolsProtocol):
     # --------------------------------------------------------------------------------------------------------
 
     _unfinished_bytes = 0
+    _got_on = False  # with what was read last: a head ended, a part of a body or the end of it came
 
     def _expect(self) -> None:
         self._stop_timer()

@@ -74,4 +74,4 @@ class WindowDetokenizer:
         return new
 
     def _decode(self, ids: list[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=True)
+        return self._tokenizer.decode(ids, skip_special_tokens=False)  # `add` leaves out the silent ones

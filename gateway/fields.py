@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 
 from gateway.errors import clipped
 
@@ -24,6 +24,16 @@ class Strict(BaseModel):
     """An object of the API: no field that it does not have, and of no other type."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _with_one_unknown(cls, value: Any) -> Any:
+        """Keep one of many unknown fields: pydantic would collect an error for each of a million."""
+        if type(value) is not dict or len(value) <= len(cls.model_fields):
+            return value
+        known = {field.alias or name for name, field in cls.model_fields.items()}
+        unknown = next(name for name in value if name not in known)
+        return {name: value[name] for name in (*(known & value.keys()), unknown)}
 
 
 def _ids(value: list[Any]) -> bool:

@@ -19,6 +19,7 @@ import math
 import time
 import uuid
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 from starlette.requests import ClientDisconnect, Request
@@ -43,6 +44,8 @@ from gateway.text import TextPipeline
 
 logger = logging.getLogger("baton.gateway")
 
+# Threads of their own, for xgrammar may read one for seconds: other prompts must not wait behind them.
+WITH_GRAMMAR = ThreadPoolExecutor(2, "grammar")
 UNREAD_S = 3.0  # beyond its deadline a call whose client does not read is over; the nodes have 1 s to say so
 
 
@@ -117,13 +120,16 @@ class GenerationCall(Response):
 
     async def _serve(self, body: bytes, reply: Reply) -> None:
         service = self._service
-        now = asyncio.get_running_loop().time()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
         request, encode = self._endpoint.parse(parse_object(body))
         check_model(request.model, service.model_name)
         due_s = now + min(request.timeout or math.inf, service.request_timeout_s)
         try:
             async with asyncio.timeout_at(due_s):
-                ids = await asyncio.to_thread(encode, service.text, service.limits.context_length)
+                threads = None if request.grammar is None else WITH_GRAMMAR
+                context_length = service.limits.context_length
+                ids = await loop.run_in_executor(threads, encode, service.text, context_length)
         except TimeoutError:
             raise deadline_exceeded("the request did not end in time: not yet tokenized") from None
         prompts = check_prompts(

@@ -14,7 +14,9 @@ from common.messages import int32s
 from common.request import SamplingParams
 from gateway.echo import Echo, Encoded
 from gateway.limits import ModelLimits, resolve_max_tokens
-from gateway.openai_api import GenerationRequest
+from gateway.openai_api import CompletionRequest, GenerationRequest
+
+MAX_PROMPT_LOGPROBS = 1 << 22  # that one answer may tell: some 75 bytes each
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,18 @@ def _check_ids(token_ids: Sequence[int], vocab_size: int, param: str) -> None:
         raise RequestRejected(f"{param}: a token id is not within 0..{vocab_size - 1}", param=param)
 
 
+def _check_prompt_logprobs(request: GenerationRequest, prompts: Sequence[Encoded]) -> None:
+    asked = request.num_prompt_logprobs()
+    if asked is None:
+        return
+    times = request.n if isinstance(request, CompletionRequest) else 1  # each choice tells them, as in vLLM
+    if sum(len(prompt.ids) for prompt in prompts) * times * (asked + 1) > MAX_PROMPT_LOGPROBS:
+        param = "logprobs" if request.prompt_logprobs is None else "prompt_logprobs"
+        raise RequestRejected(
+            f"{param}: more than {MAX_PROMPT_LOGPROBS} log probabilities of prompts in one call", param=param
+        )
+
+
 def check_prompts(
     request: GenerationRequest,
     prompts: Sequence[Encoded],
@@ -62,6 +76,7 @@ def check_prompts(
     _check_ids(tuple(request.logit_bias), limits.vocab_size, "logit_bias")
     if request.timings and len(prompts) * request.n > 1:
         raise RequestRejected("timings needs a single prompt and a single choice", param="timings")
+    _check_prompt_logprobs(request, prompts)
     length = request.length()
     checked = []
     for prompt in prompts:

@@ -63,7 +63,7 @@ class Renderer:
             content = self._whole(answer, text)
             choice = self._choice(answer, content, parts[-1].finish, scored, is_first=True)
             if self._request.return_token_ids:
-                choice["prompt_token_ids"] = answer.prompt_ids.tolist()
+                choice["prompt_token_ids"] = Rows(map(int, answer.prompt_ids))
                 choice["token_ids"] = [token_id for part in parts for token_id in part.token_ids]
             if self._request.prompt_logprobs is not None and self._endpoint.prompt_logprobs_in_choice:
                 choice["prompt_logprobs"] = self._prompt_logprobs(answer)

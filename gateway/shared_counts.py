@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,8 @@ def registry_of_all(own: CollectorRegistry) -> CollectorRegistry:
         return own
     for path in Path(folder).glob("gauge_live*"):
         if (found := _OPEN.fullmatch(path.name)) is not None and not Path("/proc", found[1]).exists():
-            _files.mark_process_dead(int(found[1]), folder)
+            with suppress(FileNotFoundError):  # another gateway did so at the same moment
+                _files.mark_process_dead(int(found[1]), folder)
     registry = CollectorRegistry()
     _files.MultiProcessCollector(registry, folder)
     return registry

@@ -21,6 +21,13 @@ from gateway.fields import Strict
 from gateway.schema_check import unenforceable
 
 MAX_CHOICES_OF_TEXT = 1024
+MAX_RULES = 256  # of EBNF: 2,400 rules of two branches each take a minute to compile
+MAX_PATTERN_CHARS = 4096  # xgrammar reads those of a schema recursively: 32,000 parentheses end the process
+# In JSON as `to_text` writes it; a pattern may be the name of a property (`patternProperties`).
+_CHARS = r'"(?:[^"\\]|\\.)'
+_LONG_PATTERN = re.compile(
+    rf'"pattern":{_CHARS}{{{MAX_PATTERN_CHARS + 1}}}|{_CHARS}{{{MAX_PATTERN_CHARS + 1},}}":'
+)
 NAME_PATTERN = "^[a-zA-Z0-9_-]{1,64}$"
 _ORIGIN = re.compile(r"^\[[0-9:]+\] \S+?:[0-9]+: ")  # where in xgrammar it was found
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -146,10 +153,13 @@ def bounded(kind: GrammarKind, text: str, param: str) -> Grammar:
     """Return a grammar that can be sent to the nodes.
 
     Raises:
-        RequestRejected: it is too long.
+        RequestRejected: it is too long, or a pattern in it.
     """
     if len(text) > MAX_GRAMMAR_CHARS:
         raise RequestRejected(f"{param}: more than {MAX_GRAMMAR_CHARS} characters of grammar", param=param)
+    if kind in (GrammarKind.JSON_SCHEMA, GrammarKind.STRUCTURAL_TAG) and _LONG_PATTERN.search(text):
+        reason = f"{param}: a pattern, or the name of a property, of more than {MAX_PATTERN_CHARS} characters"
+        raise RequestRejected(reason, param=param, code="invalid_grammar")
     return Grammar(kind, text)
 
 
@@ -175,6 +185,9 @@ def check_grammar(grammar: Grammar, param: str) -> None:
     Raises:
         RequestRejected: 400 with xgrammar's reason.
     """
+    if grammar.kind is GrammarKind.EBNF and grammar.text.count("::=") > MAX_RULES:
+        reason = f"{param}: more than {MAX_RULES} rules"
+        raise RequestRejected(reason, param=param, code="invalid_grammar")
     from xgrammar import Grammar as Parsed  # loads slowly, and few servers need it
 
     parsers: dict[GrammarKind, Callable[[str], Any]] = {

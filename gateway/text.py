@@ -22,6 +22,7 @@ from gateway.detokenizer import Detokenizer, WindowDetokenizer
 from gateway.errors import clipped
 from gateway.hermes import in_plain_messages
 from gateway.token_text import TokenTexts
+from gateway.tool_calls import CLOSE, OPEN
 
 LONG_TEXT_CHARS = 1 << 18
 _KNOWS_TOOLS = re.compile(r"\btools\b")
@@ -52,7 +53,10 @@ class TextPipeline:
         self._one_long_text = threading.Lock()
         added = backend.get_added_tokens_decoder().items()
         self._silent_ids: Container[int] = (
-            range(2**31) if tokenizer is None else frozenset(i for i, token in added if token.special)
+            range(2**31)
+            if tokenizer is None
+            # Some models have the tags of tool calls as special tokens; nobody could read the calls without.
+            else frozenset(i for i, token in added if token.special and token.content not in (OPEN, CLOSE))
         )
         self._pieces = BytePieces(backend, self._silent_ids) if is_byte_level(backend) else None
 

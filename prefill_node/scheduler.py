@@ -106,8 +106,8 @@ class PrefillScheduler(Generic[K]):
 
     @property
     def num_queued(self) -> int:
-        """Transfers that wait for their grammar, or for pages."""
-        return len(self._compiling) + len(self._queued)
+        """Transfers that wait for pages; those that wait for their grammar can have no step yet."""
+        return len(self._queued)
 
     @property
     def num_computing(self) -> int:

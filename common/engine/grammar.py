@@ -23,7 +23,8 @@ from common.engine.batch import SampleRow, ScheduleBatch
 from common.errors import LocalError
 from common.request import Request, SampledToken
 
-MAX_STEP_S = 0.5  # CPU time of one mask: a grammar that needs more holds up everybody
+# CPU time of a row's grammar, which holds up everybody: a token brings TOKEN_S; up to MAX_STEP_S is saved.
+TOKEN_S, MAX_STEP_S = 0.01, 0.5
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,12 +47,19 @@ class GrammarMasks:
 class _State:
     """A row's grammar."""
 
-    matcher: Any  # xgrammar.GrammarMatcher
+    grammar: Any  # xgrammar.CompiledGrammar
+    matcher: Any  # xgrammar.GrammarMatcher, of it
     error: str | None = None  # it says nothing any more: its request ends
+    left_s: float = MAX_STEP_S
 
     def accept(self, token: int) -> None:
         # A step that was launched before the end was known draws one token more, which is nobody's.
-        if self.error is None and not self.matcher.is_terminated() and not self.matcher.accept_token(token):
+        if self.error is not None or self.matcher.is_terminated():
+            return
+        started_s = time.thread_time()
+        is_accepted = self.matcher.accept_token(token)
+        self._spend(time.thread_time() - started_s - TOKEN_S)
+        if not is_accepted:
             self.error = f"token {token} is not in the grammar"
 
     def fill(self, masks: NDArray[np.int32], index: int) -> None:
@@ -60,7 +68,11 @@ class _State:
             return
         started_s = time.thread_time()
         self.matcher.fill_next_token_bitmask(masks, index)
-        if time.thread_time() - started_s > MAX_STEP_S:
+        self._spend(time.thread_time() - started_s)
+
+    def _spend(self, took_s: float) -> None:
+        self.left_s = min(MAX_STEP_S, self.left_s - took_s)
+        if self.left_s < 0:
             self.error = "the grammar is too ambiguous: what may come next takes too long to find out"
 
 
@@ -85,7 +97,9 @@ class GrammarStates:
             raise LocalError(f"row {request.row} has a grammar that was not compiled")
         from xgrammar import GrammarMatcher
 
-        state = self._states[request.row] = _State(GrammarMatcher(request.compiled_grammar))
+        state = self._states[request.row] = _State(
+            request.compiled_grammar, GrammarMatcher(request.compiled_grammar)
+        )
         if request.resumed_ids is not None:
             for token in request.outputs[:-1]:
                 state.accept(token)
@@ -108,12 +122,19 @@ class GrammarStates:
         pinned = is_pin_memory_available(self._device)
         bits = torch.empty((len(masked), self._words), dtype=torch.int32, pin_memory=pinned)
         host, filled = bits.numpy(), dict[int, int]()
-        for index, (row, _) in enumerate(masked.values()):
+        too_dear: dict[int, str] = {}
+        for index, (row, sample) in enumerate(masked.values()):
             if row in filled:  # another choice of the same prompt
                 host[index] = host[filled[row]]
                 continue
-            self._states[row].fill(host, index)
+            state = self._states[row]
+            # All choices of a prompt may get there at once. (Of first tokens nobody hears the error.)
+            if state.error is None and batch.num_decode and sample.sampling.num_choices == 1:
+                state.error = too_dear.get(id(state.grammar))
+            state.fill(host, index)
             filled[row] = index
+            if state.error is not None and state.left_s < 0:
+                too_dear[id(state.grammar)] = state.error
         samples = to_device(list(masked), torch.int64, self._device)
         return GrammarMasks(samples, bits.to(self._device, non_blocking=True))
 

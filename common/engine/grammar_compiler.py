@@ -28,12 +28,13 @@ from common.request import Grammar, GrammarKind
 
 MAX_THREADS = 2
 MAX_LOST = 2  # threads over their time, until one of them ends
-MAX_WAITING = 64  # grammars
+MAX_WAITING = 64  # grammars; who needs another one asks again
 COMPILE_CPU_S = 10.0
 STEP_CPU_S = 0.05  # of a token, in the walk
 WALK_TOKENS = 32
 MAX_CACHED = 256
 MAX_CACHED_BYTES = 256 << 20
+MAX_GRAMMAR_BYTES = 64 << 20  # of one, compiled: requests that wait or run hold theirs beside the cache
 MAX_WHITESPACE = 16  # characters between two tokens of JSON: a weak model would write them without an end
 K = TypeVar("K")
 _ORIGIN = re.compile(r"\[\d\d:\d\d:\d\d\] \S+:\d+: (Check failed: \(.*?\) is false: )?")
@@ -97,8 +98,10 @@ class GrammarCompiler:
         if not self._eos_token_ids:
             return GrammarRefusal(400, "this model has no end-of-sequence token: a grammar could not end")
         self._lost = [job for job in self._lost if job.thread.is_alive()]
-        if len(self._lost) >= MAX_LOST or len(self._waiting) >= MAX_WAITING:
+        if len(self._lost) >= MAX_LOST:
             return GrammarRefusal(503, "too many grammars are being compiled")
+        if len(self._waiting) >= MAX_WAITING:
+            return None
         if self._fd is None:
             self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._waiting.append(grammar)
@@ -132,6 +135,8 @@ class GrammarCompiler:
         self._start()
 
     def _start(self) -> None:
+        if sum(job.thread.is_alive() for job in self._lost) >= MAX_LOST:
+            self._waiting.clear()  # who waits for them asks again, and is refused
         while self._waiting and len(self._jobs) < MAX_THREADS:
             job = _Job(self._waiting.popleft())
             job.thread = threading.Thread(target=self._run, args=(job,), name="grammar", daemon=True)
@@ -157,8 +162,12 @@ class GrammarCompiler:
                 self._load_tokenizer()
             job.started = True
             compiled = _compile(job.grammar, self._tokenizer)
+            if compiled.memory_size_bytes > MAX_GRAMMAR_BYTES:
+                raise ValueError(f"the grammar is too large: {compiled.memory_size_bytes} bytes compiled")
             _walk(compiled, self._vocab_size)
             job.result = compiled
+        except (MemoryError, OSError, ImportError) as error:
+            job.result = GrammarRefusal(500, f"no grammar can be compiled: {type(error).__name__}")
         except Exception as error:  # whatever a client's text leads to is the client's
             reason = " ".join(_ORIGIN.sub("", str(error)).split()) or type(error).__name__
             job.result = GrammarRefusal(400, reason[:500])

@@ -153,8 +153,8 @@ class ModelRunner:
     def sample(self, forward: StepForward) -> StepRecord:
         """Draw the tokens of a step, behind its forward."""
         inputs, logits, scored = forward.inputs, forward.logits, forward.scored
-        masks = self._grammars.masks(forward.batch)
         with self._streams.forward():
+            masks = self._grammars.masks(forward.batch)  # while the forward runs; their copy is behind it
             if inputs.logits_of is not None:
                 logits = logits.index_select(0, inputs.logits_of)
             scores = None if scored is None else score(scored, self._decoder.logits, inputs.scoring)

@@ -214,7 +214,7 @@ def _share_port(config: ServeConfig, held: ExitStack) -> ServeConfig:
 def _environment(config: ServeConfig, launch: Launch, run_dir: Path) -> Mapping[str, str]:
     """Return the children's; several gateways find there where all of them count."""
     if config.supervisor.gateway_workers == 1:
-        return launch.env
+        return {name: value for name, value in launch.env.items() if name != COUNTS_VARIABLE}
     folder = run_dir / "metrics"
     folder.mkdir()
     return {**launch.env, COUNTS_VARIABLE: str(folder)}

@@ -31,7 +31,7 @@ from transfer.sender_planes import SenderPlanes
 
 EPOCH = 7
 LAYOUT = KVLayout(layers=2, page_size=4, kv_heads=1, head_dim=8, dtype="float32")
-Message = Abort | Chunk | Commit | Quiesced | Status
+Message = Abort | Chunk | Commit | Quiesced | StatsRequest | Status
 
 
 class Clock:
@@ -154,6 +154,13 @@ def test_stalled_with_all_behind_it(wire: Callable[[str], Wire]) -> None:
     assert w.heard() == [(1, END)]
     w.turn(2.0)
     assert w.heard() == [(2, A1), (3, A2), (4, END)]
+
+
+def test_behind_what_is_stalled_others_change_places_and_are_doubled(wire: Callable[[str], Wire]) -> None:
+    w = wire("stall:Abort:2s; reorder:Abort@2; double:Abort@4")
+    w.say(A1, A2, Abort(3), Abort(4), END)
+    w.turn(2.0)
+    assert w.heard() == [(1, A1), (2, Abort(3)), (3, A2), (4, Abort(4)), (4, Abort(4)), (5, END)]
 
 
 @pytest.mark.parametrize(("rule", "changed"), [("corrupt:page@2", [1]), ("swap:pages", [0, 1])])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,14 +13,18 @@ import pytest
 import torch
 
 from common.config import EngineConfig, ModelConfig
-from common.engine.batch import ForwardMode
+from common.device.pinned import to_device
+from common.device.streams import Stream, Streams
+from common.engine.batch import ForwardMode, prepare_for_decode
+from common.engine.grammar import GrammarStates
 from common.engine.loader import Engine, load_engine
-from common.request import Grammar, GrammarKind, SampledToken, SamplingParams
+from common.messages import int32s
+from common.request import Grammar, GrammarKind, Request, SampledToken, SamplingParams
 from decode_node.entry import RequestKey
 from tests.engine.languages import Language, compiled, greedy, letters, load, text_of, words
 from tests.engine.test_mixed import BUDGET, MAX_RUNNING, PAGE, Node, prompts
 from tests.model.paged import transformers_greedy
-from tests.tiny import IM_END
+from tests.tiny import IM_END, VOCAB_SIZE
 
 LANGUAGES = (
     words("yes", "no", "maybe"),
@@ -186,3 +192,74 @@ def test_an_answer_may_be_cut_but_not_wrong(engine: Engine, tiny_model: Path) ->
         assert len(node.answers[number]) == number
         assert text
         assert language.is_prefix(text)
+
+
+class NotedStreams(Streams):
+    """Say which stream is given work, as a GPU's would be."""
+
+    now: Stream | None = None
+
+    @contextmanager
+    def on(self, stream: Stream) -> Iterator[None]:
+        """See Streams."""
+        before, self.now = self.now, stream
+        yield
+        self.now = before
+
+
+def test_masks_are_copied_on_the_stream_that_reads_them(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams = NotedStreams(torch.device("cpu"))
+    seen: list[Stream | None] = []
+
+    def noted(values: Sequence[int], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        seen.append(streams.now)
+        return to_device(values, dtype, device)
+
+    monkeypatch.setattr(engine.runner, "_streams", streams)
+    monkeypatch.setattr("common.engine.grammar.to_device", noted)
+    node = Node(engine, overlap=True, num_pages=400)
+    submit(node, 1, prompts()[3], with_language(LANGUAGES[0]))
+    while node.turn():
+        pass
+    assert len(seen) > 1
+    assert set(seen) == {Stream.FORWARD}
+
+
+def test_a_grammar_whose_tokens_get_dear_ends_its_request(
+    engine: Engine, tiny_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """This one's masks stay cheap; what takes long, and longer each time, is to accept a token."""
+    monkeypatch.setattr("common.engine.grammar.TOKEN_S", 0.0)
+    text = 'root ::= [b-x] [a-z]* | "y" s\ns ::= s s | "a" | s s s'
+    grammar = Grammar(GrammarKind.EBNF, text)
+    sampling = SamplingParams(1000, grammar=grammar)
+    request = Request(int32s([1]), sampling, 1, 1, 1, row=1, page_ids=(1,))
+    request.compiled_grammar = compiled(engine.grammars, grammar)
+    states = GrammarStates(VOCAB_SIZE, torch.device("cpu"))
+    states.start(request)
+    y, a = (load(tiny_model)[1].convert_tokens_to_ids(letter) for letter in "ya")
+    states.seed([1], [y])
+    batch = prepare_for_decode([request], PAGE)
+    for _ in range(1000):
+        (sampled,) = states.accept(batch, [SampledToken(a)])
+        if sampled.error is not None:
+            break
+    assert sampled.error is not None
+    assert "too ambiguous" in sampled.error
+
+
+def test_what_is_too_dear_for_one_choice_is_not_tried_for_the_others(engine: Engine) -> None:
+    grammar = LANGUAGES[1].grammar
+    sampling = SamplingParams(9, temperature=0.0, grammar=grammar)
+    states = GrammarStates(VOCAB_SIZE, torch.device("cpu"))
+    requests = [Request(int32s([1]), sampling, 1, 1, 1, row=row, page_ids=(1,)) for row in (1, 2, 3)]
+    for request in requests:
+        request.compiled_grammar = compiled(engine.grammars, grammar)
+        states.start(request)
+    states._states[1].left_s = 0.0  # its first mask will be too much; the others have all their time
+    batch = prepare_for_decode(requests, PAGE)
+    states.masks(batch)
+    taken = states.accept(batch, [SampledToken(IM_END)] * 3)
+    assert ["too ambiguous" in (sampled.error or "") for sampled in taken] == [True] * 3

@@ -15,7 +15,7 @@ from tests.engine.languages import compiled
 from tests.tiny import IM_END, VOCAB_SIZE
 
 SLOW = json.dumps(
-    {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(900)}}  # seconds
+    {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(3000)}}  # a second
 )
 
 
@@ -101,6 +101,21 @@ def test_what_takes_too_long_is_given_up_and_holds_up_nobody(
     assert select.select(compiler.pollables(), (), (), 0)[0] == [], "a loop would not sleep any more"
     monkeypatch.undo()
     assert not isinstance(compiled(compiler, Grammar(GrammarKind.REGEX, "c")), GrammarRefusal)
+
+
+def test_what_waits_is_not_started_behind_what_was_given_up(
+    compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("COMPILE_CPU_S", 0.05), ("MAX_THREADS", 1), ("MAX_LOST", 1)):
+        monkeypatch.setattr(grammar_compiler, name, value)
+    slow = [Grammar(GrammarKind.JSON_SCHEMA, SLOW + " " * i) for i in range(10, 13)]
+    assert [compiler.compile(grammar) for grammar in slow] == [None] * 3
+    answers = [compiled(compiler, grammar) for grammar in slow]
+    assert [isinstance(answer, GrammarRefusal) and answer.status for answer in answers] == [400, 503, 503]
+    assert len(compiler._lost) == 1
+    for job in compiler._lost:
+        job.thread.join()
+    compiler.collect()
 
 
 def test_what_is_dear_to_draw_from_is_refused(

@@ -164,6 +164,35 @@ def test_a_head_beyond_the_limit_is_refused(quick: LiveServer, head: bytes) -> N
     assert ask(quick) == 200
 
 
+@pytest.mark.parametrize(
+    "trailer",
+    [
+        b"X-A: some words\r\n" * MAX_HEAD_BYTES,
+        b"X-Long: " + b"x" * (MAX_HEAD_BYTES * 16),  # without an end
+    ],
+)
+def test_trailers_beyond_the_limit_are_refused(quick: LiveServer, trailer: bytes) -> None:
+    """Headers behind a body: nobody reads them, and a parser would keep them all."""
+    with connection(quick) as client:
+        with suppress(ConnectionError):
+            client.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n")
+            client.sendall(trailer)
+        if answer := read_to_end(client):  # or the reset was faster
+            assert_says(answer, 431, "headers_too_large")
+    assert ask(quick) == 200
+
+
+def test_a_body_in_small_pieces_and_a_trailer_are_read(quick: LiveServer) -> None:
+    body = json.dumps({"model": MODEL, "prompt": "the quick", "max_tokens": 2}).encode().ljust(3 << 16)
+    with connection(quick) as client:
+        client.sendall(HEAD + b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+        client.sendall(
+            b"".join(b"8;%s\r\n%s\r\n" % (b"e" * 30, body[i : i + 8]) for i in range(0, 3 << 16, 8))
+        )
+        client.sendall(b"0\r\nX-Sum: 1\r\n\r\n")
+        assert read_to_end(client).startswith(b"HTTP/1.1 200 ")
+
+
 def test_a_head_below_it_is_served(quick: LiveServer) -> None:
     headers = {"X-Long": "x" * (MAX_HEAD_BYTES - 2000)}
     assert httpx.get(quick.url + "/health", headers=headers).status_code == 200

@@ -7,9 +7,12 @@ from typing import Any, get_type_hints
 import pytest
 from openai.types import completion_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from pydantic import ValidationError
 
 from common.errors import RequestRejected
 from common.request import LogitBias
+from gateway.echo import Encoded
+from gateway.limits import ModelLimits
 from gateway.openai_api import (
     ChatRequest,
     CompletionRequest,
@@ -17,6 +20,8 @@ from gateway.openai_api import (
     parse_chat,
     parse_completion,
 )
+from gateway.prompts import check_prompts
+from gateway.structured import NamedSchema
 from gateway.unsupported import CHAT, COMPLETION
 
 USER = {"role": "user", "content": "hi"}
@@ -275,3 +280,42 @@ def test_wrong_logprobs_of_completions(logprobs: Any) -> None:
 def test_a_million_unknown_fields_are_one_error() -> None:
     with pytest.raises(RequestRejected, match="unknown field 'f0'"):
         completion(**{f"f{i}": 1 for i in range(100_000)})
+
+
+@pytest.mark.parametrize(
+    ("where", "fields"),
+    [
+        ("response_format", {"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}),
+        ("response_format.json_schema", {"response_format": {"type": "json_schema", "json_schema": {}}}),
+        ("messages[0]", {"messages": [{"role": "user", "content": "hi"}]}),
+    ],
+)
+def test_of_many_unknown_fields_within_a_field_one_is_looked_at(where: str, fields: dict[str, Any]) -> None:
+    inside: Any = fields
+    for part in where.replace("[0]", ".0").split("."):
+        inside = inside[int(part) if part.isdecimal() else part]
+    inside |= {"name": "x"} if where.endswith("schema") else {}
+    inside |= {f"f{i}": 1 for i in range(100)}
+    with pytest.raises(RequestRejected) as caught:
+        parse_chat({"model": "m", "messages": [{"role": "user", "content": "hi"}]} | fields)
+    assert (caught.value.param, caught.value.code) == (f"{where}.f0", "unknown_parameter")
+    with pytest.raises(ValidationError) as whole:
+        NamedSchema.model_validate({"name": "x", "schema": {}} | {f"f{i}": 1 for i in range(100)})
+    assert [error["loc"] for error in whole.value.errors()] == [("f0",)]
+
+
+@pytest.mark.parametrize(("n", "tokens"), [(1, 300_000), (64, 4000)])
+def test_log_probabilities_of_prompts_are_bounded(n: int, tokens: int) -> None:
+    limits = ModelLimits(context_length=1 << 20, vocab_size=100)
+    fits = [Encoded([7] * 3000)]
+    for fields, param in (
+        ({"prompt_logprobs": 20}, "prompt_logprobs"),
+        ({"echo": True, "logprobs": 20}, "logprobs"),
+    ):
+        request = completion(n=n, **fields)
+        with pytest.raises(RequestRejected, match="log probabilities of prompts") as caught:
+            check_prompts(request, [Encoded([7] * tokens)], "prompt", limits, None)
+        assert (caught.value.status, caught.value.param) == (400, param)
+        assert len(check_prompts(request, fits, "prompt", limits, None)) == 1
+    request = completion(n=n, logprobs=20)
+    assert len(check_prompts(request, [Encoded([7] * tokens)], "prompt", limits, None)) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import openai
@@ -139,6 +141,7 @@ def test_what_is_wrong_is_refused_by_name(fields: dict[str, Any], param: str) ->
         ({"regex": "(" * 3000 + ")" * 3000}, "Nest|nest|depth"),
         ({"grammar": 'x ::= "a"'}, 'root rule with name "root"'),
         ({"grammar": 'root ::= "a" other'}, "other"),
+        ({"grammar": "root ::= r0\n" + 'r0 ::= "a"\n' * 256}, "more than 256 rules"),
         ({"grammar": "root ::= " + "(" * 20_000 + '"a"' + ")" * 20_000}, "limit"),
         ({"json": {"$ref": "#/$defs/missing"}}, "missing"),
         ({"json": {"$ref": "#"}}, "ircular"),
@@ -185,10 +188,16 @@ def nested(depth: int) -> dict[str, Any]:
         ({"$defs": {"x": TEXT}, "$ref": "#/$defs/x", "maxLength": 3}, r"'maxLength' beside '\$ref'"),
         ({"minLength": 3}, "without a type"),
         ({"type": "string", "pattern": "a", "maxLength": 3}, "beside a pattern or format"),
+        ({"type": "string", "pattern": "^(?!bad)[a-z]+$"}, "'pattern' that looks ahead"),
+        ({"type": "object", "patternProperties": {"^a(?=b)": TEXT}}, "'patternProperties' that looks ahead"),
         ({"type": "string", "format": "date", "minLength": 3}, "beside a pattern or format"),
         ({"type": "number", "multipleOf": 3}, "'multipleOf'"),
         ({"type": "integer", "multipleOf": 3, "minimum": 4}, "'multipleOf'"),
         (AGE | {"propertyNames": {"maxLength": 3}}, "'propertyNames'"),
+        (AGE | {"patternProperties": {"^a": TEXT}}, "'patternProperties' beside"),
+        ({"type": "integer", "enum": [1, "x"]}, "'enum' has a value"),
+        ({"type": "string", "enum": ["a", None]}, "'enum' has a value"),
+        ({"type": ["string", "null"], "const": False}, "'const' has a value"),
         ({"type": "object", "additionalProperties": INTEGER, "minProperties": 500}, "'minProperties'"),
         (nested(MAX_DEPTH + 1), f"more than {MAX_DEPTH} schemas"),
     ],
@@ -206,10 +215,40 @@ def test_what_cannot_be_enforced_is_refused(schema: dict[str, Any], reason: str)
     }
     assert unenforceable(INTEGER | told) is None
     assert unenforceable(nested(MAX_DEPTH)) is None
+    assert unenforceable({"type": ["string", "null"], "enum": ["a", None]}) is None
+    assert unenforceable({"type": ["integer", "number"], "enum": [1, 2.0, 2.5]}) is None
+
+
+def test_what_looks_like_a_look_ahead_is_none() -> None:
+    for pattern in (r"[(?!]+", r"\(?!", r"\(?=", r"(a)?=", r"[\](?!]"):
+        assert unenforceable({"type": "string", "pattern": pattern}) is None
+
+
+@pytest.mark.parametrize("pattern", ["(" * 32_000 + "a" + ")" * 32_000, "a" + "*" * 65_000, "(a" * 5000])
+def test_a_pattern_that_would_end_the_process_is_not_read(pattern: str) -> None:
+    texts = {"type": "string", "pattern": pattern}
+    names = {"type": "object", "patternProperties": {pattern: {}}}
+    for schema in (texts, names, {"type": "array", "items": texts}):
+        tag = {"type": "structural_tag", "format": {"type": "json_schema", "json_schema": schema}}
+        for given in ({"json": schema}, {"structural_tag": tag}):
+            with pytest.raises(RequestRejected, match=r"pattern|characters of grammar"):
+                structured(**given)
+    long = {"enum": ["x" * 60_000], "description": "y" * 5000}
+    assert structured(json=long) is not None
+
+
+@pytest.mark.parametrize("where", ["json", "text"])
+def test_a_schema_that_is_too_large_is_not_walked(where: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gateway.schema_check._wrong", lambda schema: pytest.fail("walked"))
+    large = {"type": "object", "properties": {f"p{i}": {} for i in range(50_000)}}
+    with pytest.raises(RequestRejected, match="characters of grammar"):
+        structured(json=large if where == "json" else json.dumps(large))
 
 
 def test_xgrammar_still_ignores_what_is_refused_here() -> None:
     """Where it learned one of these, it may be accepted."""
+    looks_ahead = Grammar(GrammarKind.JSON_SCHEMA, '{"type":"string","pattern":"(?!b)[a-z]"}')
+    assert matches(looks_ahead, '"b"')
     for extra in ({"uniqueItems": True}, {"contains": {"const": 4}}):
         plain = {"type": "array", "items": INTEGER}
         assert str(Parsed.from_json_schema(json.dumps(plain | extra))) == str(
@@ -242,6 +281,24 @@ def test_the_official_client_parses_into_its_model(
     grammar = server.nodes.streams[0].sampling.grammar
     assert matches(grammar, said)
     assert not matches(grammar, re.sub("36", '"36"', said))
+
+
+def test_prompts_do_not_wait_behind_grammars(
+    api: openai.OpenAI, server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    monkeypatch.setattr("gateway.endpoints.check_grammar", lambda grammar, param: held.wait(WAIT_S))
+    body = {"structured_outputs": {"regex": "a"}}
+    with ThreadPoolExecutor(64) as clients:  # more than a gateway has threads
+        waiting = [
+            clients.submit(api.completions.create, model=MODEL, prompt="a", max_tokens=1, extra_body=body)
+            for _ in range(64)
+        ]
+        for _ in range(3):
+            assert api.completions.create(model=MODEL, prompt="a", max_tokens=1).choices
+        assert not any(one.done() for one in waiting)
+        held.set()
+        assert all(one.result().choices for one in waiting)
 
 
 def test_a_bad_grammar_reaches_no_node(api: openai.OpenAI, server: LiveServer) -> None:

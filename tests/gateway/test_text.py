@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from tokenizers import decoders
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer
 
 from common.errors import ConfigError, RequestRejected
+from gateway.detokenizer import WindowDetokenizer
 from gateway.text import TextPipeline
 
 PROMPTS = ["the quick brown fox", "你好 😀", " two  spaces\n", "<|im_start|>user\nhi<|im_end|>"]
@@ -40,6 +42,19 @@ def test_a_tokenizer_that_was_saved_with_truncation_keeps_the_whole_prompt(tiny_
     tokenizer.backend_tokenizer.enable_padding(length=50)
     (ids,) = TextPipeline(tokenizer).encode(["the quick brown fox"], special_tokens=True)
     assert tokenizer.decode(ids) == "the quick brown fox"
+
+
+@pytest.mark.parametrize("window", [False, True])
+def test_tags_of_tool_calls_are_text_where_they_are_special_tokens(tiny_model: Path, window: bool) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<tool_call>", "</tool_call>", "<pad>"]})
+    if window:
+        tokenizer.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
+    text = TextPipeline(tokenizer)
+    (ids,) = text.encode(["<tool_call>fox</tool_call><pad>"], special_tokens=False)
+    detokenizer = text.detokenizer()
+    assert isinstance(detokenizer, WindowDetokenizer) is window
+    assert "".join(map(detokenizer.add, ids)) + detokenizer.flush() == "<tool_call>fox</tool_call>"
 
 
 @pytest.mark.parametrize(

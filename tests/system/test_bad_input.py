@@ -43,8 +43,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"messages": [{"role": "nobody", "content": "hi"}]}, "messages[0].role"),
     (CHAT, {"messages": [{"role": "user", "content": "a b" * CONTEXT}]}, "messages"),
     (CHAT, {"messages": USER, "max_completion_tokens": CONTEXT}, "max_completion_tokens"),
-    (CHAT, {"messages": USER, "n": 2}, "n"),
-    (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools"),
+    (CHAT, {"messages": USER, "n": 129}, "n"),
+    (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function"),
 ]
 
 

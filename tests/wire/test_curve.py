@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import pickle
+import random
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, closing, suppress
@@ -19,6 +21,7 @@ from common.errors import ConfigError
 from common.keys import Keys, load_keys, make_keys
 from common.messages import Abort, Quiesced
 from common.sockets import FrameSocket
+from tests.system import zmtp
 from tests.wire.hellos import DECODE, PREFILL
 from tests.wire.loop import until
 from tests.wire.net import D_EPOCH, P_EPOCH, Net, no_status
@@ -249,6 +252,34 @@ def test_who_knows_the_public_key_alone_is_not_let_in(hosts: Hosts, keys: tuple[
     assert p.counters["messages_rejected"] == 0
     stranger.disable_monitor()
     monitor.close(0)
+
+
+def test_whatever_is_written_to_the_port_reaches_nobody(hosts: Hosts, keys: tuple[Keys, Keys]) -> None:
+    """A port with keys is the one that other hosts can reach: garbage, handshakes that break off or lie."""
+    ours, _ = keys
+    p, draw = hosts.bind(ours), random.Random(8)
+    curve, null = zmtp.greeting(b"CURVE"), zmtp.hand_shaken() + zmtp.frame(pickle.dumps([1]))
+    hello = b"\x05HELLO\x01\x00" + bytes(72) + draw.randbytes(120)
+    written = [
+        *(draw.randbytes(1 << n) for n in range(16)),
+        *((curve + draw.randbytes(300))[: 30 + 10 * n] for n in range(30)),
+        *(curve + zmtp.frame(draw.randbytes(size), zmtp.COMMAND) for size in (0, 1, 200, 4000)),
+        *(curve + zmtp.frame(hello, zmtp.COMMAND) + end for end in (b"", null, draw.randbytes(400))),
+        *(curve + zmtp.frame(b"x", flags, 1 << 62) for flags in (0, zmtp.MORE, zmtp.COMMAND)),
+        *(zmtp.greeting(name) + zmtp.ready() for name in (b"NULL", b"PLAIN", b"GSSAPI", b"")),
+        null,
+    ]
+    with ExitStack() as stack:
+        for data in written:
+            address = "127.0.0.1", int(p.address.rpartition(":")[2])
+            raw = stack.enter_context(socket.create_connection(address))
+            with suppress(ConnectionError):
+                raw.sendall(data)
+        d = hosts.connect(ours)  # beside them
+        hosts.until_up(p, d)
+    assert p.counters["messages_rejected"] == 0
+    hosts.peer(d).send(Abort(3))
+    hosts.until(lambda: hosts.messages(p) == [Abort(3)])
 
 
 def test_the_answer_to_who_may_enter_is_strict(keys: tuple[Keys, Keys]) -> None:
