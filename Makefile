@@ -9,7 +9,7 @@ HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo yes)
 INSTALLED = .venv/installed $(if $(HAS_GPU),.venv/installed-cuda)
 PIP_INSTALL = .venv/bin/python -m pip install -c constraints.txt
 
-.PHONY: serve demo test conformance
+.PHONY: serve demo test conformance proofs
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -25,9 +25,12 @@ test: .venv/installed-dev
 	.venv/bin/lint-imports
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 --dist loadfile
 
-# The faults of others on servers of its own; then each with its fault put back in, which it must notice.
-conformance: .venv/installed-dev
+# The faults of others on servers of its own.
+conformance: .venv/installed
 	.venv/bin/baton conformance
+
+# Each with its fault put back in, which it must notice: as many starts of servers.
+proofs: .venv/installed-dev
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 -m conformance tests/conformance/test_proofs.py
 
 # The stamp is removed before anything is changed: a set-up that was interrupted starts over from nothing.

@@ -11,6 +11,7 @@ _EVENT = b"data: "
 _KEPT = len(_EVENT) - 1  # of what was read before: an event's head may come in two pieces
 _LAST_CHUNK = b"\n0\r\n\r\n"
 _READ_BYTES = 1 << 18
+_MOST_FIRST = 1 << 16
 
 
 @dataclass(eq=False, slots=True)
@@ -21,7 +22,7 @@ class Reader:
     tail: bytes = b""
     num_events: int = 0
     is_done: bool = False
-    first: bytes = b""  # the first piece that was read
+    first: bytes = b""  # what was read first, to the end of the first event
     times_s: list[float] | None = None  # when pieces with events came, where that is noted
 
 
@@ -65,8 +66,8 @@ class Readers:
             self.last_s = time.perf_counter()
             if reader.times_s is not None:
                 reader.times_s.append(self.last_s)
-        if not reader.first:
-            reader.first = data
+        if b"\n\n" not in reader.first and len(reader.first) < _MOST_FIRST:
+            reader.first += data
         if not data or data.endswith(_LAST_CHUNK):
             reader.is_done = True
             self.selector.unregister(reader.connection)
