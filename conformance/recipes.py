@@ -175,7 +175,9 @@ def stopped(s: Setup, name: str) -> Iterator[None]:
 
 def socket_path(s: Setup, name: str) -> Path:
     """Return where a process of the server listens for others."""
-    return next((s.server.folder / "tmp").rglob(f"{name}.sock"))
+    found = next((s.server.folder / "tmp").rglob(f"{name}.sock"), None)
+    assert found is not None, f"{name} waits nowhere"
+    return found
 
 
 def gateway_address(s: Setup) -> str:

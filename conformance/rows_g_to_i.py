@@ -184,8 +184,8 @@ def i2(s: Setup) -> None:
 @row("I3", "two prefill nodes of one host wait at addresses of their own", options=TWO, proof=FIRST_ONE)
 def i3(s: Setup) -> None:
     names = ("prefill-0", "prefill-1")
+    s.client.until(lambda: set(names) <= set(node_ids(s)), "both have joined")  # one is enough to be ready
     assert len({socket_path(s, name) for name in names}) == 2
-    s.client.until(lambda: set(names) <= set(node_ids(s)), "both have joined")
     check_all(s)
     for name in names:
         used = s.client.metric("baton_node_transfers_started_total", role="prefill", node=name)
