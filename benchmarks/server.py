@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import signal
 import subprocess
 import sys
 import tempfile
@@ -15,6 +14,7 @@ from pathlib import Path
 
 import httpx
 
+from benchmarks.server_process import stop
 from common.errors import ConfigError
 
 _BATON = Path(sys.executable).parent / "baton"
@@ -54,12 +54,7 @@ def running(model: Path, *options: str) -> Iterator[str]:
                 time.sleep(_POLL_S)
             yield url
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process, _END_S)
 
 
 def _ready(log: str) -> str | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from common.errors import ConfigError
 
@@ -62,12 +63,17 @@ def started(argv: Sequence[str | Path], core: int | None) -> Iterator[tuple[subp
         try:
             yield process, Path(log.name)
         finally:
-            process.send_signal(signal.SIGINT)
-            try:
-                process.wait(_END_S)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            stop(process, _END_S)
+
+
+def stop(process: subprocess.Popen[Any], end_s: float) -> None:
+    """End a server as Ctrl-C does; what does not end in time is killed."""
+    process.send_signal(signal.SIGINT)
+    try:
+        process.wait(end_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
 
 
 def said(process: subprocess.Popen[bytes], log: Path, pattern: re.Pattern[str]) -> re.Match[str]:

@@ -119,7 +119,11 @@ class Renderer:
     # What is told of an answer ---------------------------------------------------------------------------
 
     def _prompt(self, answer: Answer) -> Prompt:
-        return self._prompts[answer.index // self._request.n]
+        return self._prompts[self._number(answer)]
+
+    def _number(self, answer: Answer) -> int:
+        """Return which prompt of the call it answers: the choices of one come behind each other."""
+        return answer.index // self._request.n
 
     def _shown(self, deltas: Sequence[Delta]) -> Sequence[Delta]:
         """Leave out the token that was computed although none was wanted."""
@@ -144,13 +148,13 @@ class Renderer:
 
     def _keep_scores(self, answer: Answer, delta: Delta) -> int:
         """Return the prompt's number."""
-        number = answer.index // self._request.n
+        number = self._number(answer)
         if delta.prompt_logprobs is not None:
             self._scores[number] = delta.prompt_logprobs
         return number
 
     def _prompt_logprobs(self, answer: Answer) -> Rows:
-        scores = self._scores[answer.index // self._request.n]
+        scores = self._scores[self._number(answer)]
         return prompt_logprobs(
             answer.prompt_ids, scores, self._request.prompt_logprobs or 0, self._token_texts
         )
@@ -194,7 +198,7 @@ class Renderer:
         }
 
     def _with_echo(self, answer: Answer, logprobs: Json | None) -> Json:
-        echo, scores = self._prompt(answer).echo, self._scores[answer.index // self._request.n]
+        echo, scores = self._prompt(answer).echo, self._scores[self._number(answer)]
         assert echo is not None
         num = self._request.num_logprobs() or 0
         whole = echoed_logprobs(answer.prompt_ids, echo.offsets, scores, num, self._token_texts)

@@ -28,7 +28,7 @@ from tests.nodes.test_decode_scheduler import (
     submit,
     tokens_of,
 )
-from tests.nodes.test_retraction import World, expected
+from tests.nodes.test_retraction import World, expected, run_with_aborts
 
 STOP = FinishReason.STOP
 Asked = tuple[int, int, int]  # prompt tokens, max_tokens, choices
@@ -75,15 +75,7 @@ def live(world: World, asked: list[Asked], aborts: dict[int, int]) -> None:
         submit(world.s, first_id, prompt_len, max_tokens=max_tokens, num_choices=choices)
         for choice in range(choices):
             right[RequestKey(1, first_id + choice)] = expected([5] * prompt_len, max_tokens, choice)
-    aborted = set()
-    for turn in range(61):
-        if turn in aborts:
-            key = RequestKey(1, aborts[turn])
-            aborted.add(key)
-            world.s.abort(key)
-        if world.s.keys_of(1) or world.in_flight:
-            world.turn()
-    world.run(3000)
+    aborted = run_with_aborts(world, aborts)
     for key, tokens in right.items():
         told = world.told.get(key, [])
         assert told == (tokens[: len(told)] if key in aborted else tokens)

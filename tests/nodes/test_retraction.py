@@ -162,6 +162,20 @@ def test_everybody_gets_the_same_tokens_as_alone(
         live(lengths, overlap, colocated, max_running, aborts)
 
 
+def run_with_aborts(world: World, aborts: dict[int, int]) -> set[RequestKey]:
+    """Have all served to the end, with a request (by its id) aborted in some turns; returns those."""
+    aborted = set()
+    for turn in range(61):
+        if turn in aborts:
+            key = RequestKey(1, aborts[turn])
+            aborted.add(key)
+            world.s.abort(key)
+        if world.s.keys_of(1) or world.in_flight:
+            world.turn()
+    world.run(3000)
+    return aborted
+
+
 def live(
     lengths: list[tuple[int, int]],
     overlap: bool,
@@ -175,16 +189,7 @@ def live(
     prompts = {}
     for i, (prompt_len, max_tokens) in enumerate(lengths):
         prompts[submit(world.s, i, prompt_len, max_tokens=max_tokens)] = ([5] * prompt_len, max_tokens)
-    at = dict(aborts)
-    aborted = set()
-    for turn in range(61):
-        if turn in at:
-            key = RequestKey(1, at[turn])
-            aborted.add(key)
-            world.s.abort(key)
-        if world.s.keys_of(1) or world.in_flight:
-            world.turn()
-    world.run(3000)
+    aborted = run_with_aborts(world, dict(aborts))
     for key, (prompt, max_tokens) in prompts.items():
         told, right = world.told.get(key, []), expected(prompt, max_tokens)
         assert told == (right[: len(told)] if key in aborted else right)
