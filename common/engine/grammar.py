@@ -112,11 +112,11 @@ class GrammarStates:
 
     def rows_of(self, batch: ScheduleBatch) -> set[int]:
         """Return the rows that draw a token of a grammar in a step."""
-        return {row for row, _ in self._masked(batch).values()} if self._states else set()
+        return {row for row, _ in self._masked(batch).values()}
 
     def masks(self, batch: ScheduleBatch) -> GrammarMasks | None:
         """Make a step's masks, on their way to the device; None where nobody has a grammar."""
-        masked = self._masked(batch) if self._states else {}
+        masked = self._masked(batch)
         if not masked:
             return None
         pinned = is_pin_memory_available(self._device)
@@ -141,7 +141,7 @@ class GrammarStates:
     def accept(self, batch: ScheduleBatch, tokens: Sequence[SampledToken]) -> list[SampledToken]:
         """Take a step's tokens, once; returns them, those with an error whose grammar does not go on."""
         taken = list(tokens)
-        for index, (row, sample) in (self._masked(batch) if self._states else {}).items():
+        for index, (row, sample) in self._masked(batch).items():
             if sample.sampling.num_choices > 1:
                 continue  # first tokens: each choice gets a row of its own, where its token is seeded
             state = self._states[row]
@@ -152,6 +152,8 @@ class GrammarStates:
 
     def _masked(self, batch: ScheduleBatch) -> dict[int, tuple[int, SampleRow]]:
         """Samples that have a grammar, with their rows."""
+        if not self._states:  # no row ever had one: nothing is looked at
+            return {}
         return {
             index: (batch.req_pool_indices[sample.index], sample)
             for index, sample in enumerate(batch.sample_rows)
