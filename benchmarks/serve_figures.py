@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import click
 
@@ -106,7 +107,7 @@ def add_phase(
     """Add and return the times in ms between the tokens of held streams, of the gaps of a window of time.
 
     Args:
-        prompt_tokens: of each stream; with what came by the middle of the window, the context of a step.
+        prompt_tokens: of each stream; with what came by a token of the window, the context of its step.
         quiet_ms: the same without long prompts; then all gaps count that touch the window. None: this is the
             quiet time, and gaps count that are within the window.
     """
@@ -124,11 +125,15 @@ def add_phase(
     for at, value_ms in values_ms.items():
         beside = {} if quiet_ms is None else {"limit": quiet_ms[at], "limit_name": "quiet"}
         targets.add(f"{phase}: ITL {at}", value_ms, "ms", **beside)
-    middle_s = (begin_s + end_s) / 2
-    open_then = [a for a in answers if a.chunks and a.chunks[0][0] <= middle_s <= a.chunks[-1][0]]
-    if open_then:
-        come = sum(n for answer in open_then for at_s, n in answer.chunks if at_s <= middle_s)
-        targets.add(f"{phase}: context, mean", prompt_tokens + come / len(open_then), "tokens")
+    if contexts := [
+        prompt_tokens + num_tokens
+        for answer in answers
+        for at_s, num_tokens in zip(
+            (at_s for at_s, _ in answer.chunks), accumulate(n for _, n in answer.chunks), strict=True
+        )
+        if begin_s < at_s <= end_s
+    ]:
+        targets.add(f"{phase}: context, mean", sum(contexts) / len(contexts), "tokens")
     tokens = sum(n for answer in answers for at_s, n in answer.chunks if begin_s < at_s <= end_s)
     targets.add(f"{phase}: output", tokens / (end_s - begin_s), "tokens/s")
     if quiet_ms is not None and quiet_ms["p50"] > 0:  # 0: a server so fast that chunks come together
