@@ -1,0 +1,3 @@
+"""Fixtures that other tests have."""
+
+from tests.wire.conftest import address  # noqa: F401
