@@ -10,7 +10,9 @@ import click
 # Name of the command -> its module, which has it as `main`.
 _MODULES = {
     "serve": "benchmarks.serve",
+    "compare": "benchmarks.compare",
     "step": "benchmarks.step",
+    "timeline": "benchmarks.timeline",
     "transfer": "benchmarks.transfer",
 }
 

@@ -17,7 +17,9 @@ from common.host import this_process
 from common.kv.layout import KVLayout
 from common.messages import (
     Abort,
+    Begun,
     Finish,
+    Granted,
     Hello,
     PageLedger,
     Role,
@@ -25,12 +27,11 @@ from common.messages import (
     StatsRequest,
     Status,
     Submit,
-    Timings,
     Tokens,
     int32s,
 )
 from common.peer import Peer, PeerMessage, new_epoch
-from common.request import FinishReason
+from common.request import FinishReason, PrefillStamps
 from common.sockets import Pollable
 
 _CAPACITY_TOKENS = 1 << 20
@@ -42,6 +43,7 @@ class _Open:
     """A request that was submitted and has not ended."""
 
     max_tokens: int
+    granted: Granted
     sent: int = 0
 
 
@@ -79,9 +81,12 @@ class StandInNode:
         """Read what the gateway says; to be called ten times a second at least."""
         for event in self._link.poll(time.monotonic()):
             match event:
-                case PeerMessage(_, Submit(request_id, sampling)):
+                case PeerMessage(peer, Submit(request_id, sampling)):
                     self.submitted += 1
-                    self._open[request_id] = _Open(sampling.max_tokens)
+                    now = time.monotonic()
+                    granted = Granted((request_id,), "prefill-0", now, now)
+                    self._open[request_id] = _Open(sampling.max_tokens, granted)
+                    peer.send(granted)
                 case PeerMessage(_, Abort(request_id)):
                     self.aborted += self._open.pop(request_id, None) is not None
                 case PeerMessage(peer, StatsRequest(query_id)):
@@ -94,14 +99,17 @@ class StandInNode:
             return 0
         ids = tuple(self._open)
         first = int32s(request.sent for request in self._open.values())
-        finished = []
+        now, begun, finished = time.monotonic(), [], []
         for request_id, request in list(self._open.items()):
             request.sent += 1
+            if request.sent == 1:
+                begun.append(Begun(request.granted, PrefillStamps(now, (now,), now), now))
             if request.sent == request.max_tokens:
-                finished.append(Finish(request_id, FinishReason.LENGTH, Timings()))
+                finished.append(Finish(request_id, FinishReason.LENGTH, now, now))
                 del self._open[request_id]
         tokens = int32s(itertools.islice(self._token_ids, len(ids)))
-        peer.send(Tokens(ids, tuple(finished), first, int32s([1] * len(ids)), tokens))
+        ones = int32s([1] * len(ids))
+        peer.send(Tokens(ids, tuple(finished), first, ones, tokens, begun=tuple(begun)))
         self._steps += 1
         return len(ids)
 

@@ -24,7 +24,7 @@ from gateway.api_client import connect, served_model, stream
 _PAGE_SIZE = 16
 _MAX_TOKENS = 12
 _COPIED_BYTES = 256 << 20  # more than any cache
-_DECODE = "decode_ms"
+_DECODE = "later_step_ms"
 _STAGES = {
     "queue_ms": "queue",
     "prefill_ms": "prefill",
@@ -44,14 +44,14 @@ def ask(server: Any, model: str, prompt: list[int]) -> dict[str, float]:
         "return_token_ids": True,
         "timings": True,
     }
-    timings: dict[str, float] = {}
+    timings: dict[str, Any] = {}
     times_s = []
     for event in stream(server, "/v1/completions", body):
         timings = event.get("timings") or timings
         if any(choice.get("token_ids") for choice in event.get("choices", ())):
             times_s.append(time.perf_counter())
     gaps = [after - before for before, after in pairwise(times_s[1:])]
-    return {**timings, _DECODE: median(gaps) * 1000}
+    return {stage: timings[stage] for stage in _STAGES} | {_DECODE: median(gaps) * 1000}
 
 
 @click.command()

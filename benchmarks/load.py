@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -47,6 +47,7 @@ def run_load(
     most_open: int | None,
     patience_s: float,
     effort: Effort,
+    done: Callable[[int], None] = lambda count: None,
 ) -> list[TokenStream]:
     """Send all requests and read their answers to the end.
 
@@ -54,6 +55,7 @@ def run_load(
         due_s: when each is due, seconds from the begin; None: at once.
         most_open: requests that may be open together.
         patience_s: of silence, after which what is open has failed.
+        done: is told how many ended, each time that some do.
     """
     streams: list[TokenStream] = []
     with effort.measured():
@@ -67,7 +69,8 @@ def run_load(
                         break
                     effort.late_s = max(effort.late_s, -wait_s)
                 streams.append(client.start(requests[len(streams)]))
-            client.poll(wait_s)
+            if ended := client.poll(wait_s):
+                done(len(ended))
             if not client.num_open:
                 client.last_read_s = time.perf_counter()
             elif time.perf_counter() - client.last_read_s > patience_s:
@@ -112,10 +115,11 @@ class Hold:
     ) -> tuple[float, float]:
         """Let the streams decode for so long, beside long prompts as they are due; returns begin and end."""
         begin_s = time.perf_counter()
+        due_s = [at_s for at_s in due_s if at_s < seconds]  # all of these are sent, the last perhaps late
         sent = 0
-        while (now_s := time.perf_counter()) < begin_s + seconds:
-            next_s = begin_s + (due_s[sent] if sent < len(long) else seconds)
-            if sent < len(long) and now_s >= next_s:
+        while (now_s := time.perf_counter()) < begin_s + seconds or sent < len(due_s):
+            next_s = begin_s + (due_s[sent] if sent < len(due_s) else seconds)
+            if sent < len(due_s) and now_s >= next_s:
                 self.effort.late_s = max(self.effort.late_s, now_s - next_s)
                 self.long.append(self.client.start(long[sent]))
                 sent += 1

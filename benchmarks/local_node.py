@@ -19,10 +19,10 @@ from common.engine.loader import Engine, load_engine
 from common.engine.step_loop import StepLoop
 from common.errors import LocalError
 from common.messages import CODEC, Choice, Commit, Submit, int32s
-from common.request import SamplingParams
+from common.request import PrefillStamps, SamplingParams
 from common.sockets import wait
 from decode_node.admission import PrefillLoad
-from decode_node.entry import DecodeStep, RequestKey
+from decode_node.entry import DecodeStep, RefusedOut, RequestKey
 from decode_node.outbox import messages_of
 from decode_node.scheduler import DecodeScheduler
 
@@ -109,27 +109,27 @@ class LocalNode:
         self._next_id += 1
         submit = Submit(key.request_id, sampling, int32s(prompt))
         self._scheduler.submit(key, submit, time.monotonic(), longest_prompt=_EVERY_TOKEN)
-        if self._scheduler.out:
-            raise LocalError(f"a request is refused: {self._scheduler.out.pop()}")
+        if refused := [out for out in self._scheduler.out if isinstance(out, RefusedOut)]:
+            raise LocalError(f"a request is refused: {refused}")
         nodes = [PrefillLoad("elsewhere", 0, _EVERY_TOKEN, _EVERY_TOKEN)]
         while (grant := self._scheduler.admit(nodes)) is not None:
             self._engine.runner.grant(grant.entry.request)
-            if grant.node_id is not None:
-                self._scheduler.granted(grant.entry, key.request_id, time.monotonic())
+            transfer_id = None if grant.node_id is None else key.request_id
+            self._scheduler.granted(grant, transfer_id, time.monotonic())
         return key
 
     def arrive(self, keys: Sequence[RequestKey]) -> float:
         """Say that a prefill node is done with requests; returns the seconds of their PREBUILT batch."""
         for index, key in enumerate(keys):
             first_token = 3 + index % (self._engine.spec.vocab_size - 3)
-            commit = Commit(key.request_id, 1, 0.0, 0.0, (Choice(first_token, None),))
+            commit = Commit(key.request_id, 1, PrefillStamps(), (Choice(first_token, None),))
             self._scheduler.transfer_done(key.request_id, commit, time.monotonic())
         started_s = time.perf_counter()
         prebuilt = self._scheduler.take_prebuilt()
         if prebuilt is None:
             raise LocalError("nothing arrived, or nothing more may run")
         self._engine.runner.seed_first_tokens(prebuilt.batch, [entry.request for entry in prebuilt.entries])
-        self._scheduler.process_prebuilt(prebuilt)
+        self._scheduler.process_prebuilt(prebuilt, time.monotonic())
         elapsed_s = time.perf_counter() - started_s
         self._flush()
         return elapsed_s

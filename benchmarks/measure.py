@@ -13,7 +13,6 @@ import click
 import torch
 
 from model_store.store import resolve_model
-from tests.tiny import write_tiny_model
 
 TINY = "tiny"
 
@@ -42,5 +41,7 @@ def model_folder(model: str, context_length: int) -> Iterator[Path]:
     if model != TINY:
         yield resolve_model(model, lambda line: click.echo(line, err=True))
         return
+    from tests.tiny import write_tiny_model  # imported here: `baton` is installed without the tests
+
     with tempfile.TemporaryDirectory() as folder:
         yield write_tiny_model(Path(folder), max_position_embeddings=context_length)

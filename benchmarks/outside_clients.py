@@ -2,7 +2,7 @@
 
 One server, the same load by each client in turn, several rounds. Each client says how long first tokens took,
 and the time between tokens. The timeline is what the server counted meanwhile (`/metrics`; an answer has the
-same as `timings`): queue, prefill and transfer until the first token, the first decode step until the second.
+same as `timings`): six stages until the first token, the first decode step until the second.
 So a client is held against the server over the very same requests, by means, whatever else the machine did;
 and the clients against each other, by medians, which only a quiet machine makes fair.
 
@@ -37,6 +37,7 @@ from benchmarks.serve_figures import whole_answers
 from benchmarks.server import running
 from benchmarks.token_streams import StreamClient
 from common.model.spec import load_spec
+from gateway.timeline import FIRST_TOKEN_STAGES
 
 _MODEL = "bench"
 _OURS = "baton bench serve"
@@ -122,7 +123,7 @@ def add_figures(report: Report, at: str, seen: dict[str, Seen]) -> None:
         report.add(f"{at}, {client}: requests", len(of.times), "requests", **counted)
         report.add(f"{at}, {client}: prompt, mean", fmean(of.times.prompt_tokens), "tokens")
         pairs = {
-            "TTFT": (of.times.ttft_ms, of.timeline.mean_ms("queue", "prefill", "transfer")),
+            "TTFT": (of.times.ttft_ms, of.timeline.mean_ms(*FIRST_TOKEN_STAGES)),
             "second token": (of.times.second_ms, of.timeline.mean_ms("first_decode")),
             "ITL": (of.times.itl_ms, of.timeline.mean_ms("per_token")),
         }

@@ -12,6 +12,7 @@ import click
 
 from benchmarks.targets import Targets
 from common.errors import ConfigError
+from terminal.progress import progress
 
 
 @dataclass(slots=True)
@@ -28,7 +29,8 @@ class Parts:
         figures = self.targets.report.figures
         before = len(figures)
         try:
-            yield
+            with progress(name):
+                yield
         except Exception as error:  # whatever it is, the other figures are still worth having
             self.failed.append(name)
             why = str(error) if isinstance(error, ConfigError) else f"\n{traceback.format_exc()}"

@@ -20,9 +20,11 @@ from common.kv.layout import KVLayout
 from common.kv.pool import KVPool
 from common.messages import Choice, Hello, Role, SharedPool
 from common.node import make_hello
+from common.request import PrefillStamps
 from common.sockets import Pollable, wait
 from common.supervision.small_machine import keep_freed_memory
 from transfer.planes.cuda_ipc import cuda_pool
+from transfer.sender import FirstToken
 from transfer.sender_endpoint import SenderEndpoint, TransferArrived
 
 PLANES = ("frames", "shm")
@@ -97,10 +99,10 @@ class PlaneSender:
             if isinstance(output, TransferArrived):
                 pages = self.pages.take(len(output.prefill.page_ids))
                 self.endpoint.start(output.key)
-                # Nothing waits here: when the pages were posted travels in place of a waiting time.
-                posted_ms = time.monotonic() * 1000
+                # Nothing is computed here: when the pages were posted travels as the start of that.
+                posted = PrefillStamps(time.monotonic())
                 self.endpoint.chunk(output.key, 0, pages, is_last=True)
-                self.endpoint.first_token(output.key, (Choice(1, None),), queue_ms=posted_ms, prefill_ms=0.0)
+                self.endpoint.first_token(output.key, FirstToken((Choice(1, None),), posted))
 
 
 def _send_raw(socket: zmq.Socket[bytes], memory: Bytes) -> None:

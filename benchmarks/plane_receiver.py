@@ -62,10 +62,13 @@ def peer(layout: KVLayout, num_pages: int, device: str, planes: Sequence[str]) -
 class PlaneReceiver:
     """A decode node's end on one plane. Close it."""
 
-    def __init__(self, context: Context, other: Peer, plane: str, pool: KVPool) -> None:
+    def __init__(
+        self, context: Context, other: Peer, plane: str, pool: KVPool, patience_s: float = _PATIENCE_S
+    ) -> None:
         config = TransferConfig(transfer=plane)
         hello, epoch = greeting(Role.DECODE, plane, pool, config)
         self.plane = plane
+        self._patience_s = patience_s
         self._process = other.process
         self._pool = pool
         self._pages = PageSource(pool.num_pages, seed=2)
@@ -77,11 +80,16 @@ class PlaneReceiver:
         """Wait for the other end.
 
         Raises:
-            LocalError: it does not come.
+            LocalError: it does not come, or the plane does not work between the two.
         """
-        self._until(
-            lambda: self._endpoint.poll(time.monotonic()) == [] and bool(self._endpoint.ready_nodes())
-        )
+
+        def is_connected() -> bool:
+            idle = self._endpoint.poll(time.monotonic()) == []
+            if self._endpoint.counters()["links_refused"]:
+                raise LocalError(f"the link over the plane {self.plane} was refused")
+            return idle and bool(self._endpoint.ready_nodes())
+
+        self._until(is_connected)
 
     def hand_over(self, num_pages: int) -> Moved:
         """Move pages once.
@@ -104,7 +112,7 @@ class PlaneReceiver:
         if self.plane == FRAMES and self._pool.device.type == "cuda":
             torch.cuda.synchronize(self._pool.device)  # D has launched its copies, no more
         done_s = time.monotonic()
-        return Moved(done_s - granted_s, done_s - commits[0].queue_ms / 1000)
+        return Moved(done_s - granted_s, done_s - commits[0].stamps.start_s)
 
     def check(self) -> None:
         """See that no page of the pool is empty; after all of them were moved.
@@ -121,7 +129,7 @@ class PlaneReceiver:
         self._endpoint.close()
 
     def _until(self, done: Callable[[], bool]) -> None:
-        give_up_s = time.monotonic() + _PATIENCE_S
+        give_up_s = time.monotonic() + self._patience_s
         while not done():
             if time.monotonic() > give_up_s or not self._process.is_alive():
                 raise LocalError(f"nothing comes over the plane {self.plane}")

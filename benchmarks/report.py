@@ -60,6 +60,7 @@ class Report:
     benchmark: str
     options: dict[str, Any]
     figures: list[Figure] = field(default_factory=list)
+    extra: dict[str, Any] = field(default_factory=dict)  # of a benchmark's own, for the JSON line alone
     load_before: tuple[float, float, float] = field(default_factory=os.getloadavg)
 
     @classmethod
@@ -72,14 +73,16 @@ class Report:
         """Add a figure; `limits` are the other fields of Figure."""
         self.figures.append(Figure(name, value, unit, **limits))
 
-    def publish(self, *, save: bool, label: str = "") -> None:
-        """Print the table and the JSON line; keep the latter in results/ when asked to.
+    def publish(self, *, save: bool, label: str = "", text: str | None = None) -> Path | None:
+        """Print the table and the JSON line; keep the latter in results/ when asked to, and return where.
 
         Args:
             label: tells several runs of a benchmark apart, in the name of the file.
+            text: stands in place of the table.
         """
-        click.echo(_table(self.figures))
+        click.echo(_table(self.figures) if text is None else text)
         record = self._record()
+        path = None
         if save:
             RESULTS.mkdir(exist_ok=True)
             name = "-".join(filter(None, (self.benchmark, label)))
@@ -87,6 +90,7 @@ class Report:
             path.write_text(json.dumps(record, indent=1) + "\n")
             click.echo(f"\nsaved to {path.relative_to(RESULTS.parent.parent)}")
         click.echo("\n" + json.dumps(record))
+        return path
 
     def _record(self) -> dict[str, Any]:
         return {
@@ -98,6 +102,7 @@ class Report:
             "versions": {"python": platform.python_version(), **_versions()},
             "options": self.options,
             "figures": [_record_of(figure) for figure in self.figures],
+            **self.extra,
         }
 
 

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import click
-import httpx
 
 from benchmarks.answers import Answer, read_answer
 from benchmarks.load import Effort, Hold, run_load
 from benchmarks.report import Report
 from benchmarks.requests import RequestMaker, arrivals
 from benchmarks.serve_figures import GoodLimits, add_effort, add_load, add_long, add_phase, add_row
+from benchmarks.serve_plot import Groups, plot_load
+from benchmarks.server import first_model
 from benchmarks.targets import Targets, takes_targets
 from benchmarks.token_streams import StreamClient
 from common.api_key import read_api_key
-from common.errors import ConfigError
-
-_LOOKUP_S = 10.0
+from terminal.progress import Progress, progress
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,21 +44,23 @@ class _Server:
         is_even = self.options["arrivals"] == "even"
         return arrivals(num, rate, self.options["seed"], is_even=is_even)
 
-    def load(self, prompt_tokens: int, effort: Effort) -> list[Answer]:
+    def load(self, prompt_tokens: int, effort: Effort, shown: Progress) -> list[Answer]:
         """Send the warm-up and then the load of one prompt length."""
         options = self.options
         output, patience_s = options["output_tokens"], options["patience_s"]
         num, warm_up, rate = options["num_requests"], options["warm_up"], options["rate"]
         most_open = options["concurrency"] or (None if rate else 1)
         warm = self.requests(prompt_tokens, output, warm_up, first=num)
+        shown.say(f"{prompt_tokens} tokens, warm-up")
         run_load(self.client, warm, None, most_open, patience_s, Effort())
+        shown.say(f"{prompt_tokens} tokens")
         due_s = self.due(num, rate) if rate else None
         requests = self.requests(prompt_tokens, output, num)
-        streams = run_load(self.client, requests, due_s, most_open, patience_s, effort)
+        streams = run_load(self.client, requests, due_s, most_open, patience_s, effort, shown.advance)
         return [read_answer(stream) for stream in streams]
 
-    def hold(self, prompt_tokens: int, targets: Targets) -> None:
-        """Hold streams without and with long prompts, and add their figures."""
+    def hold(self, prompt_tokens: int, targets: Targets, shown: Progress) -> Groups:
+        """Hold streams without and with long prompts, and add their figures; returns the answers."""
         options = self.options
         rate, busy_s, num = options["long_rate"], options["busy_s"], options["hold"]
         due_s = self.due(round(rate * busy_s), rate)
@@ -66,17 +68,23 @@ class _Server:
         held = self.requests(prompt_tokens, options["hold_tokens"], num)
         long = self.requests(*long_sizes, len(due_s), first=num)
         warm = self.requests(*long_sizes, options["warm_up"] if long else 0, first=num + len(long))
+        shown.say("warm-up")
         run_load(self.client, warm, None, 1, options["patience_s"], Effort())
         hold = Hold(self.client, held, options["patience_s"])
         with hold.effort.measured():
+            shown.say("starting the streams")
             hold.begin()
+            shown.say("holding the streams, alone")
             quiet_window_s = hold.watch(options["quiet_s"])
+            shown.say("holding the streams, beside long prompts")
             busy_window_s = hold.watch(busy_s, long, due_s)
             hold.drain()
+            shown.say("holding the streams, alone again")
             again_window_s = hold.watch(options["quiet_s"]) if long else quiet_window_s
             hold.end()
         answers = [read_answer(stream) for stream in hold.streams]
         quiet_ms = add_phase(targets, "quiet", answers, quiet_window_s, prompt_tokens)
+        long_answers = [read_answer(stream) for stream in hold.long]
         if long:
             # The streams' context has grown by then, and with it every step: what long prompts cost is what
             # is between quiet times before and after.
@@ -85,26 +93,15 @@ class _Server:
             around_ms = (quiet_ms["p50"] + again_ms["p50"]) / 2
             if around_ms > 0:
                 targets.add("ITL p99 busy over p50 quiet before and after", busy_ms["p99"] / around_ms, "x")
-            add_long(targets, [read_answer(stream) for stream in hold.long])
+            add_long(targets, long_answers)
         targets.add("held streams that began again", hold.again, "streams")
         failed = sum(bool(read_answer(stream).error) for stream in hold.ended)
         targets.add("held streams that failed", failed, "streams")
         add_effort(targets, hold.effort)
-
-
-def _first_model(url: str, api_key: str | None) -> str:
-    """Return the model that a server has.
-
-    Raises:
-        ConfigError: it cannot be asked.
-    """
-    try:
-        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
-        answer = httpx.get(url + "/v1/models", headers=headers, timeout=_LOOKUP_S, trust_env=False)
-        answer.raise_for_status()
-        return str(answer.json()["data"][0]["id"])
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
-        raise ConfigError(f"{url} does not name its models: {error}") from None
+        return {
+            "held streams": [read_answer(stream) for stream in hold.streams],
+            "long prompts": long_answers,
+        }
 
 
 def _lengths(context: click.Context, param: click.Parameter, value: str) -> list[int]:
@@ -186,10 +183,15 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 @click.option(
     "--patience-s", type=_POSITIVE, default=120.0, show_default=True, help="Of silence, then it has failed."
 )
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw latencies and tokens into this SVG file.",
+)
 @click.option("--label", default="", help="Stands in the name of the saved file.")
 @click.option("--save", is_flag=True, help="Keep the result in benchmarks/results.")
 @takes_targets
-def main(*, save: bool, **options: Any) -> None:
+def main(*, plot: Path | None, save: bool, **options: Any) -> None:
     """Put load on a server of the OpenAI API, and time its tokens."""
     report = Report.of_command("serve")
     targets = Targets.of(report, options["aim"], options["limit"])
@@ -197,7 +199,7 @@ def main(*, save: bool, **options: Any) -> None:
     api_key = read_api_key(options["api_key"])
     client = StreamClient(url, api_key)
     maker = RequestMaker(
-        options["model"] or _first_model(url, api_key),
+        options["model"] or first_model(url, api_key),
         options["vocab_size"],
         options["prompt_kind"] == "text",
         options["token_ids"],
@@ -205,17 +207,24 @@ def main(*, save: bool, **options: Any) -> None:
     )
     server = _Server(client, maker, options)
     lengths = options["prompt_tokens"]
+    groups: Groups
     if options["hold"]:
-        server.hold(lengths[0], targets)
+        with progress("holding streams") as shown:
+            groups = server.hold(lengths[0], targets, shown)
     else:
         effort = Effort()
-        for length in lengths:
-            answers = server.load(length, effort)
+        with progress("requests", options["num_requests"] * len(lengths)) as shown:
+            loads = [(length, server.load(length, effort, shown)) for length in lengths]
+        groups = {f"prompts of {length} tokens": answers for length, answers in loads}
+        for length, answers in loads:
             if len(lengths) > 1:
                 add_row(targets, answers, length)
             else:
                 add_load(targets, answers, GoodLimits(options["ttft_limit_ms"], options["itl_limit_ms"]))
         add_effort(targets, effort)
+    if plot is not None:
+        said = ", ".join(f"{each.name} {each.value:.4g} {each.unit}" for each in report.figures)
+        plot.write_text(plot_load(f"{maker.model} at {url}", groups, [said]))
     report.publish(save=save, label=options["label"])
     targets.check()
 

@@ -1,4 +1,4 @@
-"""A real server for a benchmark: `baton serve` as a user starts it, from when it is ready to its end."""
+"""A real server for a benchmark: `baton serve` as a user starts it, or one that runs already."""
 
 from __future__ import annotations
 
@@ -16,12 +16,14 @@ import httpx
 
 from benchmarks.server_process import stop
 from common.errors import ConfigError
+from terminal.progress import progress
 
 _BATON = Path(sys.executable).parent / "baton"
 _LISTENING = re.compile(r"listening on (http://\S+?);?\s")
 _START_S = 300.0
 _END_S = 15.0
 _POLL_S = 0.1
+_LOOKUP_S = 10.0
 
 
 @contextmanager
@@ -48,10 +50,11 @@ def running(model: Path, *options: str) -> Iterator[str]:
 
         try:
             give_up_s = time.monotonic() + _START_S
-            while (url := _ready(said())) is None:
-                if process.poll() is not None or time.monotonic() > give_up_s:
-                    raise ConfigError(f"the server did not come up:\n{said()}")
-                time.sleep(_POLL_S)
+            with progress("starting a server"):
+                while (url := _ready(said())) is None:
+                    if process.poll() is not None or time.monotonic() > give_up_s:
+                        raise ConfigError(f"the server did not come up:\n{said()}")
+                    time.sleep(_POLL_S)
             yield url
         finally:
             stop(process, _END_S)
@@ -65,3 +68,18 @@ def _ready(log: str) -> str | None:
         return found[1] if httpx.get(found[1] + "/ready", trust_env=False).is_success else None
     except httpx.TransportError:
         return None
+
+
+def first_model(url: str, api_key: str | None) -> str:
+    """Return the model that a server has.
+
+    Raises:
+        ConfigError: it cannot be asked.
+    """
+    try:
+        headers = {} if api_key is None else {"Authorization": f"Bearer {api_key}"}
+        answer = httpx.get(url + "/v1/models", headers=headers, timeout=_LOOKUP_S, trust_env=False)
+        answer.raise_for_status()
+        return str(answer.json()["data"][0]["id"])
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError) as error:
+        raise ConfigError(f"{url} does not name its models: {error}") from None

@@ -15,6 +15,7 @@ from common.engine.sizing import GIB, weight_bytes
 from common.gpus import count_gpus
 from common.model.spec import load_spec, resolve_dtype
 from model_store.store import resolve_model
+from terminal.progress import progress
 
 
 def load_for_steps(options: dict[str, Any]) -> Engine:
@@ -49,7 +50,8 @@ def load_for_steps(options: dict[str, Any]) -> Engine:
     if model.load_format == "dummy":  # on a CPU that takes minutes for a large model
         num_bytes = weight_bytes(spec, resolve_dtype(model.dtype, spec, on_gpu=num_gpus > 0))
         say(f"making random weights: {num_bytes / GIB:.1f} GiB")
-    engine = load_engine(folder, model, config, Duties(prefills=True, decodes=True))
+    with progress("loading the model"):
+        engine = load_engine(folder, model, config, Duties(prefills=True, decodes=True))
     if num_gpus:  # zeros in the pool take less power than numbers, and so less time
         for layer in engine.pool.data:
             layer[1:].normal_()

@@ -29,6 +29,7 @@ class FastServer:
 
     tokens_a_chunk: int = 1
     rest_s: float = 0.0
+    first_s: Callable[[Json], float] = lambda body: 0.0  # until the first token of a body's answer
     has_usage: bool = True  # with each chunk, where it was asked for
     cut_bytes: int | None = None  # write so many bytes at a time
     fails: Callable[[Json], str] = lambda body: ""  # "refuse", "cut", "event" or "" for a body
@@ -64,6 +65,7 @@ class FastServer:
             writer, b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
         )
         sent = 0
+        await asyncio.sleep(self.first_s(body))
         while sent < body["max_tokens"]:
             count = min(self.tokens_a_chunk, body["max_tokens"] - sent)
             sent += count

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import xml.etree.ElementTree as ElementTree
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -257,6 +259,28 @@ def test_held_streams_are_held_and_long_prompts_come() -> None:
     assert values["held streams that failed"] == values["long prompts: failed"] == 0
     assert {"quiet: ITL p99", "quiet again: ITL p50", "busy: ITL max"} <= values.keys()
     assert all(5 < values[f"{phase}: context, mean"] < 506 for phase in ("quiet", "busy", "quiet again"))
+
+
+def test_loads_are_drawn(tmp_path: Path) -> None:
+    path = tmp_path / "load.svg"
+    with serving(FastServer()) as url:
+        run_serve(url, "--prompt-tokens", "7,30", "--num-requests", "2", "--plot", str(path))
+        titles = [e.text for e in ElementTree.fromstring(path.read_text()).iter() if e.tag.endswith("title")]
+        assert titles.count("prompts of 7 tokens") == titles.count("prompts of 30 tokens") == 4
+        run_serve(url, "--hold", "2", "--quiet-s", "0.2", "--busy-s", "0", "--plot", str(path))
+    titles = [e.text for e in ElementTree.fromstring(path.read_text()).iter() if e.tag.endswith("title")]
+    assert titles.count("held streams") == 4
+    assert "long prompts" not in titles  # there were none
+
+
+def test_ends_are_counted_as_they_come() -> None:
+    ended: list[int] = []
+    with serving(FastServer()) as url:
+        client = StreamClient(url)
+        requests = [client.encode(maker().body(10, 5, i)) for i in range(30)]
+        run_load(client, requests, None, 3, PATIENCE_S, Effort(), ended.append)
+    assert sum(ended) == 30
+    assert 0 < max(ended) <= 3
 
 
 def test_hold_without_long_prompts_is_quiet() -> None:
