@@ -5,19 +5,14 @@ Must not know who greets: which nodes they are and what they are for is their ow
 
 from __future__ import annotations
 
+import time
+
 import zmq
 
+from common.clock import Clock
 from common.codec import Envelope
 from common.faulty_socket import socket_class
-from common.link import (
-    Link,
-    LinkState,
-    PeerGone,
-    Received,
-    Tick,
-    first_common_plane,
-    mismatch,
-)
+from common.link import Link, LinkState, PeerGone, Received, Tick, first_common_plane, mismatch
 from common.messages import CODEC, Hello, HelloAck
 from common.peer import ChoosePlane, Peer, PeerEvent, Session, StatusOf
 from common.peering import Peering
@@ -35,8 +30,9 @@ class Acceptor(Peering):
         epoch: int,
         status_of: StatusOf,
         choose: ChoosePlane = first_common_plane,
+        clock: Clock = time.monotonic,
     ) -> None:
-        super().__init__(local, epoch, status_of)
+        super().__init__(local, epoch, status_of, None, clock)
         self._choose = choose
         self.socket = socket_class(FrameSocket).router(context, address)
         self._sessions: dict[bytes, Session] = {}
@@ -76,7 +72,7 @@ class Acceptor(Peering):
             self._take(received, now)
             num_read += 1
         if (reason := self.socket.refused()) is not None:
-            self._refused(reason)
+            self._refused(reason, decided_here=True)
         self._check_deaths(list(self._sessions.values()), now)
         for session in list(self._sessions.values()):
             self._feed(session, Tick(), now)
@@ -141,6 +137,7 @@ class Acceptor(Peering):
         """Answer, not each of its greetings: it cannot read the answer, but logs which version that is of."""
         if identity != self._answered_last:
             self._answered_last = identity
+            self.counters["peers_refused"] += 1
             ack = HelloAck(self.local, accepted=False, reason=reason)
             self.transmit(Envelope(self.epoch, 0, ack), identity)
 

@@ -183,6 +183,12 @@ class GatewayConfig:
         minimum=1,
         maximum=10**9,  # a Submit says it in milliseconds, within the protocol's limits
     )
+    otlp_traces_endpoint: str | None = option(
+        None,
+        "URL that takes OpenTelemetry traces of requests (OTLP over HTTP), like "
+        "http://localhost:4318/v1/traces; the packages for it are the extra `otel` [default: what "
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT says, else none].",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,12 @@ Must not know what the peer is for: that is its owner's matter.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import zmq
 
+from common.clock import Clock
 from common.codec import Envelope
 from common.faulty_socket import socket_class
 from common.link import Link, LinkState, PeerGone, Received, Tick, mismatch
@@ -35,8 +37,9 @@ class Connector(Peering):
         now: float,
         place: PlacePayload | None = None,
         check: Callable[[Hello, Hello], str | None] = mismatch,
+        clock: Clock = time.monotonic,
     ) -> None:
-        super().__init__(local, epoch, status_of, place)
+        super().__init__(local, epoch, status_of, place, clock)
         self._context = context
         self._check = check
         self._target = address
@@ -71,7 +74,7 @@ class Connector(Peering):
         if session is self._session and (reason := self.socket.refused()) is not None:
             self._num_refusals += 1
             if self._num_refusals > 1:  # the first may be the last that a dying process did
-                self._refused(reason)
+                self._refused(reason, decided_here=False)  # whoever binds decides
             self._retry_s = now + REFUSED_RETRY_S
         if self._retry_s is not None:
             if now >= self._retry_s:

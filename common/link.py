@@ -125,6 +125,7 @@ class LinkRefused:
     """The peer does not fit, or says that we don't."""
 
     reason: str
+    decided_here: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,10 +179,10 @@ def mismatch(ours: Hello, theirs: Hello) -> str | None:
     for name in ("page_size", "dtype", "layers", "kv_heads", "head_dim"):
         mine, other = getattr(ours.layout, name), getattr(theirs.layout, name)
         if mine != other:
-            return f"{name} {mine} at {ours.node_id}, {other} at {theirs.node_id}"
+            return f"{name} {mine} at {ours.node_id}, {other} at {theirs.node_id}: give both the same options"
     if ours.verify_pages != theirs.verify_pages:
         with_, without = (ours, theirs) if ours.verify_pages else (theirs, ours)
-        return f"--verify-pages at {with_.node_id}, not at {without.node_id}"
+        return f"--verify-pages at {with_.node_id}, not at {without.node_id}: give it to both"
     if not set(ours.planes) & set(theirs.planes):
         return f"planes {list(ours.planes)} at {ours.node_id}, {list(theirs.planes)} at {theirs.node_id}"
     return None
@@ -358,7 +359,7 @@ class Link:
         self._step(LinkEvent.GREETED if reason is None else LinkEvent.MISMATCH)
         if reason is not None:
             self._greet_due_s = now + REFUSED_RETRY_S
-            return (LinkRefused(reason),)
+            return (LinkRefused(reason, decided_here=ack.accepted),)
         self._up(envelope, now)
         return (LinkUp(ack.hello, envelope.epoch, ack.plane),)
 

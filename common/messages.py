@@ -1,7 +1,7 @@
 """Every message on every link, one frozen dataclass each.
 
     gateway -> D    Submit  Abort  Peers
-    D -> gateway    PromptLogprobs  Tokens  Refused  Failed
+    D -> gateway    Granted  PromptLogprobs  Tokens  Refused  Failed
     gateway -> node StatsRequest         node -> gateway  Stats
     D -> P          Prefill  Abort  Credit
     P -> D          Rejected  Chunk  Commit  Failed  Quiesced
@@ -23,14 +23,13 @@ from typing import Annotated
 
 from common.codec import MAX_FRAMES, Buffer, Codec, FloatArray, Frames, IntArray, ItemType, MaxLen, Range
 from common.kv.layout import KVLayout
-from common.request import U64_MAX, FinishReason, LogprobArrays, SamplingParams, TokenLogprobs
+from common.request import FinishReason, LogprobArrays, PrefillStamps, SamplingParams, Seconds, TokenLogprobs
 
 Int32s = Annotated[IntArray, ItemType("i")]
 Float32s = Annotated[FloatArray, ItemType("f")]
-_U64 = Annotated[int, Range(0, U64_MAX)]
+_U64 = Annotated[int, Range(0, 2**64 - 1)]
 _Id = Annotated[int, Range(1, 2**63 - 1)]
 _FirstId = Annotated[int, Range(1, 2**62 - 1)]  # so that those of the other choices are ids, too
-_Ms = Annotated[float, Range(0, 1e12)]
 _HttpStatus = Annotated[int, Range(400, 599)]
 _TimeoutMs = Annotated[int, Range(1, 10**12)]
 
@@ -130,6 +129,9 @@ class Status:
     out_of_pages: bool = False  # of a decode node: the first that waits there waits for pages, not for a node
     draining: bool = False  # of a node: it takes no new work, and leaves when it has done what it has
     total_bytes: int = 0  # P: KV bytes sent on this link; D: bytes it may send in all
+    sent_s: Seconds = 0.0  # these three: see `clock.py`, which fills them in
+    echo_s: Seconds | None = None  # `sent_s` of the reader's last one; None: none has come
+    echo_came_s: Seconds = 0.0  # when that came, by the sender's clock
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,13 +181,26 @@ class Peers:
 
 
 @dataclass(frozen=True, slots=True)
-class Timings:
-    """Where a request's time went, in milliseconds, each measured by one process on its own clock."""
+class Granted:
+    """These choices of a prompt have pages and, unless D computes it, a prefill node.
 
-    queue_ms: _Ms = 0.0  # waiting on D for pages, and on P for its turn
-    prefill_ms: _Ms = 0.0  # first chunk launched to first token sampled, on P
-    transfer_ms: _Ms = 0.0  # what the hand-over took beyond queue and prefill
-    first_decode_ms: _Ms = 0.0  # pages in to the second token
+    For those who watch: nothing follows from it. Said again when a transfer is tried again. All times that D
+    says are of its own clock.
+    """
+
+    request_ids: Annotated[tuple[_Id, ...], MaxLen(128)]
+    prefill_node: str | None  # None: D computes the prompt
+    queued_s: Seconds
+    granted_s: Seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """How the choices of a prompt came to their first tokens."""
+
+    granted: Granted
+    prefill: PrefillStamps
+    arrived_s: Seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +209,8 @@ class Finish:
 
     request_id: _Id
     reason: FinishReason
-    timings: Timings
+    prebuilt_s: Seconds | None = None  # it joined the running batch
+    second_token_s: Seconds | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,6 +235,7 @@ class Tokens:
     counts: Int32s = field(default_factory=int32s)
     token_ids: Int32s = field(default_factory=int32s)
     logprobs: tuple[RequestLogprobs, ...] = ()  # of the requests that asked for them
+    begun: tuple[Begun, ...] = ()  # of the prompts whose first tokens are here
 
     def __post_init__(self) -> None:
         """Check what relates the fields (the codec turns it into a RemoteProtocolError)."""
@@ -341,8 +358,7 @@ class Commit:
 
     transfer_id: _Id
     num_pages: int
-    queue_ms: _Ms
-    prefill_ms: _Ms
+    stamps: PrefillStamps  # of P's clock
     choices: Annotated[tuple[Choice, ...], MaxLen(128)]
     # Of the prompt's tokens but the first, where they were asked for; see `PromptLogprobs`.
     prompt_logprobs: Float32s = field(default_factory=float32s)
@@ -369,6 +385,7 @@ MESSAGES: tuple[type, ...] = (
     Failed,
     Submit,
     Peers,
+    Granted,
     PromptLogprobs,
     Tokens,
     Refused,

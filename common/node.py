@@ -112,6 +112,7 @@ class GatewayLink:
     Args:
         status_of: what the node says of itself once a second.
         stats: its ledger and counters, at the moment of asking.
+        clock: the one that `poll` is given the time of.
     """
 
     def __init__(
@@ -123,13 +124,13 @@ class GatewayLink:
         *,
         status_of: Callable[[int], Status],
         stats: Callable[[], tuple[PageLedger, dict[str, int]]],
-        now: float,
+        clock: Callable[[], float],
     ) -> None:
         log.info("joining the gateway at %s", address)
         self._stats = stats
         self._status_of = status_of
         self.connector = Connector(
-            context, address, hello, epoch, lambda peer: status_of(peer.epoch), now=now
+            context, address, hello, epoch, lambda peer: status_of(peer.epoch), now=clock(), clock=clock
         )
 
     def poll(self, now: float) -> list[PeerEvent]:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from common.clock import PeerClock
 from common.codec import Envelope, Header
 from common.host import has_ended, open_pidfd
 from common.link import Link, LinkState
@@ -42,6 +43,11 @@ class Peer:
         """It is known to have read all that it was sent, or is gone."""
         link = self.session.link
         return link.state is not LinkState.UP or link.is_heard
+
+    @property
+    def offset_s(self) -> float:
+        """What is added to a time of the peer's to have it on our clock."""
+        return self.session.clock.offset_s
 
     def send(self, message: Any) -> int:
         """Send; returns the sequence number. To a peer that is down it goes nowhere (0)."""
@@ -92,6 +98,7 @@ class Session:
         self.identity = identity
         self.peer: Peer | None = None
         self.pidfd: int | None = None
+        self.clock = PeerClock()
         self._post = post
 
     def send(self, message: Any) -> int:

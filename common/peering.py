@@ -13,59 +13,36 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
+from common.clock import Clock, PeerClock
 from common.codec import Envelope
 from common.errors import OtherVersion, RemoteProtocolError
-from common.link import (
-    Deliver,
-    Discard,
-    Input,
-    LinkDown,
-    LinkRefused,
-    LinkUp,
-    PeerGone,
-    StatusDue,
-    Transmit,
-)
-from common.messages import CODEC, Hello
-from common.peer import (
-    Peer,
-    PeerDown,
-    PeerEvent,
-    PeerMessage,
-    PeerUp,
-    PlacePayload,
-    Session,
-    StatusOf,
-)
+from common.link import Deliver, Discard, Input, LinkDown, LinkRefused, LinkUp, PeerGone, StatusDue, Transmit
+from common.messages import CODEC, Hello, Status
+from common.peer import Peer, PeerDown, PeerEvent, PeerMessage, PeerUp, PlacePayload, Session, StatusOf
 from common.sockets import ReceivedFrames
 
 log = logging.getLogger("baton.link")
 
-LINK_COUNTERS = (
-    "links_refused",
-    "messages_rejected",  # no message, or not one for this link
-    "messages_lost",  # gaps in the sequence
-    "messages_duplicate",
-    "messages_of_another_epoch",
-    "messages_before_greeting",
-    "greetings_repeated",
-    "greetings_misplaced",
-)
 MAX_REFUSALS = 100  # reasons that are remembered as said
 
 
 class Peering:
-    """What both sides share: decoding, performing a link's outputs, death."""
+    """What both sides share: decoding, performing a link's outputs, death.
+
+    `clock`: of what the owner stamps. `poll` may be given an earlier time, that of the owner's turn.
+    """
 
     def __init__(
-        self, local: Hello, epoch: int, status_of: StatusOf, place: PlacePayload | None = None
+        self, local: Hello, epoch: int, status_of: StatusOf, place: PlacePayload | None, clock: Clock
     ) -> None:
         self.local = local
         self.epoch = epoch
-        self.counters: Counter[str] = Counter(dict.fromkeys(LINK_COUNTERS, 0))
+        self.counters: Counter[str] = Counter()
         self._status_of = status_of
         self._place = place
+        self._clock = clock
         self._events: list[PeerEvent] = []
         self._refusals: set[str] = set()
         self._unreachable: list[Session] = []
@@ -92,14 +69,17 @@ class Peering:
                     self._post(session, envelope)
                 case LinkUp(hello, epoch, plane):
                     session.peer = Peer(hello, epoch, plane, session)
+                    session.clock = PeerClock(is_ours=hello.host.boot_id == self.local.host.boot_id)
                     self._events.append(PeerUp(session.peer))
                     session.watch(self.local.host, hello.host)
-                case LinkRefused(reason):
-                    self._refused(reason)
+                case LinkRefused(reason, decided_here):
+                    self._refused(reason, decided_here=decided_here)
                 case LinkDown(reason):
                     self._down(session, reason, now)
                 case Deliver(message):
                     assert session.peer is not None
+                    if isinstance(message, Status):
+                        session.clock.hear(message, self._clock())
                     self._events.append(PeerMessage(session.peer, message))
                 case StatusDue():
                     assert session.peer is not None
@@ -108,6 +88,8 @@ class Peering:
                     self.counters[why] += 1
 
     def _post(self, session: Session, envelope: Envelope) -> None:
+        if isinstance(envelope.message, Status):
+            envelope = replace(envelope, message=session.clock.stamp(envelope.message, self._clock()))
         if not self.transmit(envelope, session.identity):
             self._unreachable.append(session)
 
@@ -118,12 +100,13 @@ class Peering:
             self._events.append(PeerDown(session.peer, reason))
         self._lost(session, now)
 
-    def _refused(self, reason: str) -> None:
+    def _refused(self, reason: str, *, decided_here: bool) -> None:
         self.counters["links_refused"] += 1
         if reason not in self._refusals:  # it is tried again and again; said once
             if len(self._refusals) >= MAX_REFUSALS:
                 self._refusals.clear()
             self._refusals.add(reason)
+            self.counters["peers_refused"] += decided_here
             log.error("%s: link refused: %s", self.local.node_id, reason)
 
     def _decode(self, received: ReceivedFrames) -> Envelope | None:
@@ -138,6 +121,8 @@ class Peering:
                 log.warning("%s: rejected message no. %d: %s", self.local.node_id, count, error)
             if isinstance(error, OtherVersion):
                 self._met_other_version(received.identity, str(error))
+            else:
+                self.counters["messages_malformed"] += 1
             return None
 
     def _place_for(self, session: Session | None, first: bytes) -> Sequence[memoryview] | None:

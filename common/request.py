@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Annotated, Any
 
@@ -16,12 +16,15 @@ from common.codec import FloatArray, IntArray, MaxLen, Range
 
 U64_MAX = 2**64 - 1
 TokenId = Annotated[int, Range(0, 2**31 - 1)]
+MOST_S = 1e12
+Seconds = Annotated[float, Range(-MOST_S, MOST_S)]  # of the time.monotonic() of whoever says it
 
 
 MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 20  # numbers for a prompt: they travel as arrays, each in one frame
 MAX_CHOICES = 128
 MAX_GRAMMAR_CHARS = 1 << 16
+MAX_CHUNK_STAMPS = 256
 
 
 class FinishReason(Enum):
@@ -76,6 +79,28 @@ class SampledToken:
     token: int
     logprobs: TokenLogprobs | None = None
     error: str | None = None  # its request cannot go on, nor have it
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillStamps:
+    """When a prompt was computed, wherever that was."""
+
+    start_s: Seconds = 0.0  # the first chunk was launched
+    chunks_s: Annotated[tuple[Seconds, ...], MaxLen(MAX_CHUNK_STAMPS)] = ()  # each was done; the last always
+    committed_s: Seconds | None = None  # a prefill node had sent all
+
+    def with_chunk(self, now: float) -> PrefillStamps:
+        """A chunk was done; of more than can be told the last takes the place of the one before."""
+        return replace(self, chunks_s=(*self.chunks_s[: MAX_CHUNK_STAMPS - 1], now))
+
+    def shifted(self, by_s: float) -> PrefillStamps:
+        """Move to another clock; what leads out of what can be said is cut."""
+
+        def shift(at_s: float) -> float:
+            return max(-MOST_S, min(MOST_S, at_s + by_s))
+
+        committed_s = None if self.committed_s is None else shift(self.committed_s)
+        return PrefillStamps(shift(self.start_s), tuple(map(shift, self.chunks_s)), committed_s)
 
 
 class GrammarKind(Enum):
@@ -171,6 +196,7 @@ class Request:
     resumed_ids: IntArray | None = None  # prompt + outputs[:-1] of a request that was retracted
     shares_last_page: bool = False  # another choice writes it: the next token needs a copy
     compiled_grammar: Any = None  # the sampling's, as the engine has it
+    prefill: PrefillStamps = PrefillStamps()  # as far as it was computed here
     # Those computed so far, of a request that wants them; None from the first token on: they go out with it.
     prompt_logprobs: LogprobArrays | None = field(init=False)
 

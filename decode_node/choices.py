@@ -75,5 +75,4 @@ def _choices(entry: Entry, first_tokens: Sequence[Choice]) -> Iterator[tuple[Ent
         request.prompt_logprobs = whole.prompt_logprobs if i == 0 else None
         request.compiled_grammar = whole.compiled_grammar
         choice = Entry(key, request, entry.submitted_s, age=entry.age + i)
-        choice.granted_s, choice.arrived_s, choice.timings = entry.granted_s, entry.arrived_s, entry.timings
         yield choice, first

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from common.engine.batch import ScheduleBatch
+from common.engine.chunking import ChunkPlan
 from common.kv.allocator import Lease
-from common.messages import Timings
+from common.messages import Begun, Granted
 from common.request import FinishReason, LogprobArrays, Request, SampledToken
 
 
@@ -34,7 +35,7 @@ class Phase(Enum):
 
 @dataclass(eq=False, slots=True)
 class Entry:
-    """A request on this node, with what it holds and when it passed which stage."""
+    """A request on this node, with what it holds and when it passed which stage for the first time."""
 
     key: RequestKey
     request: Request
@@ -44,9 +45,9 @@ class Entry:
     lease: Lease | None = None
     transfer_id: int | None = None
     attempts: int = 0
-    granted_s: float = 0.0
-    arrived_s: float = 0.0  # first token known here
-    timings: Timings = field(default_factory=Timings)
+    granted: Granted | None = None  # of an earlier attempt, while it waits for another
+    prebuilt_s: float | None = None
+    second_token_s: float | None = None
     rows: tuple[int, ...] = ()  # its own, and one for each choice more that it stands for
     keys: list[RequestKey] = field(init=False)  # choices that are wanted; one, once the first tokens are in
 
@@ -86,7 +87,7 @@ class TokenOut:
     index: int
     sampled: SampledToken
     finish: FinishReason | None
-    timings: Timings
+    entry: Entry
     prompt_logprobs: LogprobArrays | None = None  # with the first token, where they were asked for
 
 
@@ -112,7 +113,15 @@ class FailedOut:
     retry_after_s: int | None = None
 
 
-Out = TokenOut | RefusedOut | FailedOut
+@dataclass(frozen=True, slots=True)
+class StampsOut:
+    """What became of a prompt, for those who watch; before the tokens that it brings."""
+
+    key: RequestKey
+    news: Granted | Begun
+
+
+Out = TokenOut | RefusedOut | FailedOut | StampsOut
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +139,7 @@ class DecodeStep:
     step_id: int
     batch: ScheduleBatch
     entries: tuple[Entry, ...]
+    plans: tuple[ChunkPlan, ...]  # of prompts
     planned_s: float
 
 

@@ -22,12 +22,13 @@ class Gateway:
     peer: Peer | None = None
     reconciler: Reconciler = field(default_factory=Reconciler)
     said_usable: bool = False
+    is_draining: bool = False
     prefills: tuple[PeerInfo, ...] = ()
     told_s: float = 0.0  # when it named those
 
     def up(self, peer: Peer) -> None:
         """A process is there: nothing of it is open yet."""
-        self.peer, self.reconciler = peer, Reconciler()
+        self.peer, self.reconciler, self.is_draining = peer, Reconciler(), False
 
     def down(self) -> None:
         """It is gone, and with it what it said."""

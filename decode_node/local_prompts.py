@@ -63,11 +63,9 @@ class LocalPrompts:
         next step, whether or not the host has seen them by then; those of retracted ones were there before.
         """
         self._planned_last = mode
-        advance(plans)
+        advance(plans, now)
         prefilled = []
         for entry, plan in zip(list(self._entries.values()), plans, strict=False):
-            if plan.start == 0 and not entry.request.outputs:
-                entry.granted_s = now
             if plan.is_last:
                 prefilled.append(self._entries.pop(entry.key))
         return prefilled

@@ -37,8 +37,6 @@ from transfer.receiver_endpoint import TransferDone, TransferGaveOut, TransferRe
 
 log = logging.getLogger("baton.decode")
 
-COUNTERS = ("requests_submitted", "requests_aborted", "requests_prebuilt")
-
 
 class DecodeNode:
     """Runs the scheduler's plans; alone talks to the gateway about a request.
@@ -75,7 +73,7 @@ class DecodeNode:
             cuda=None if decode.colocated else cuda_pool(engine.pool),
         )
         self._endpoint = receiver_class()(
-            self._context, engine.pool, transfer, hello, epoch, streams=engine.streams
+            self._context, engine.pool, transfer, hello, epoch, streams=engine.streams, clock=clock
         )
         self._scheduler = scheduler_class()(
             layout=engine.layout,
@@ -91,7 +89,7 @@ class DecodeNode:
         )
         watch = EventWatch(engine.streams.device, "step results")
         self._loop: StepLoop[DecodeStep] = StepLoop(engine.runner, watch, overlap=engine.overlap)
-        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._counters: Counter[str] = Counter()
         self._granted: list[Request] = []  # in this turn, and not yet mirrored on the device
         self._gateways = Gateways(
             join_gateways(
@@ -101,7 +99,7 @@ class DecodeNode:
                 epoch,
                 status_of=self._status,
                 stats=self._stats,
-                now=clock(),
+                clock=clock,
             )
         )
 
@@ -115,10 +113,10 @@ class DecodeNode:
             self._endpoint.abort(transfer_id, now)
         self._read_prefill_nodes(now)
         self._flush()  # first tokens and refusals wait neither for the device's work nor for the step
-        self._grant(now)
+        self._grant()
         self._mirror()
         self._prebuild()
-        step = self._scheduler.next_step(now) if self._loop.can_launch else None
+        step = self._scheduler.next_step(self._clock()) if self._loop.can_launch else None
         if step is not None:
             self._loop.launch(step)
         done = step is not None
@@ -177,16 +175,18 @@ class DecodeNode:
                     key = RequestKey(peer.epoch, submit.request_id)
                     for i in range(submit.sampling.num_choices):
                         gateway.reconciler.opened(submit.request_id + i)
-                    self._scheduler.submit(key, submit, now, longest_prompt=self._longest_prompt())
+                    self._scheduler.submit(key, submit, self._clock(), longest_prompt=self._longest_prompt())
                     self._compile()
-                    self._grant(now)  # so that only what has to wait counts as waiting
+                    self._grant()  # so that only what has to wait counts as waiting
                 case PeerMessage(peer, Abort(request_id)):
                     self._abort(RequestKey(peer.epoch, request_id), now)
                 case PeerMessage(_, Peers(prefills)):
                     gateway.told(prefills, now)
                     self._set_prefill_nodes(now)
                 case PeerMessage(peer, Status() as status):
+                    gateway.is_draining = status.draining
                     lost = gateway.reconciler.on_status(status.last_seq_seen, status.open_ids)
+                    self._counters["requests_lost"] += len(lost)
                     for request_id in lost:
                         self._abort(RequestKey(peer.epoch, request_id), now)
                 case PeerMessage():
@@ -194,6 +194,7 @@ class DecodeNode:
 
     def _gateway_gone(self, gateway: Gateway, peer: Peer, now: float) -> None:
         """What that gateway submitted is over: nobody is left to read it."""
+        self._counters["gateways_lost"] += not gateway.is_draining
         for key in self._scheduler.keys_of(peer.epoch):
             self._abort(key, now)
         gateway.down()
@@ -201,7 +202,9 @@ class DecodeNode:
 
     def _set_prefill_nodes(self, now: float) -> None:
         if not self._colocated:
-            self._endpoint.set_prefill_nodes(self._gateways.prefills(), now)
+            # With the last gateway goes who tells of them; no prefill node died.
+            others_died = any(gateway.peer is not None for gateway in self._gateways)
+            self._endpoint.set_prefill_nodes(self._gateways.prefills(), now, others_died=others_died)
 
     def _abort(self, key: RequestKey, now: float) -> None:
         self._counters["requests_aborted"] += 1
@@ -230,7 +233,7 @@ class DecodeNode:
         for output in self._endpoint.poll(now):
             match output:
                 case TransferDone(transfer_id, commit):
-                    self._scheduler.transfer_done(transfer_id, commit, now)
+                    self._scheduler.transfer_done(transfer_id, commit, self._clock())
                 case TransferReleased(transfer_id):
                     self._scheduler.transfer_released(transfer_id)
                 case TransferGaveOut(transfer_id, status, reason, retryable):
@@ -257,15 +260,16 @@ class DecodeNode:
             else:
                 self._scheduler.compiled(key, answer)
 
-    def _grant(self, now: float) -> None:
+    def _grant(self) -> None:
         # The loads are summed over all transfers: not in a turn in which nobody waits.
         while self._scheduler.num_queued and (grant := self._scheduler.admit(self._loads())) is not None:
             request = grant.entry.request
             self._granted.append(request)
+            transfer_id = None
             if grant.node_id is not None:
                 pages = request.page_ids[: self._engine.layout.pages_for(request.prompt_len)]
                 transfer_id = self._endpoint.grant(grant.node_id, request.prompt_ids, request.sampling, pages)
-                self._scheduler.granted(grant.entry, transfer_id, now)
+            self._scheduler.granted(grant, transfer_id, self._clock())
 
     def _mirror(self) -> None:
         """Tell the device what was granted: after prefill nodes were asked, and first tokens are out."""
@@ -291,7 +295,7 @@ class DecodeNode:
         if (prebuilt := self._scheduler.take_prebuilt()) is None:
             return
         self._engine.runner.seed_first_tokens(prebuilt.batch, [entry.request for entry in prebuilt.entries])
-        self._scheduler.process_prebuilt(prebuilt)
+        self._scheduler.process_prebuilt(prebuilt, self._clock())
         self._counters["requests_prebuilt"] += len(prebuilt.entries)
 
     # Going out ----------------------------------------------------------------------------------------------
@@ -323,10 +327,12 @@ class DecodeNode:
         counters.update(self._endpoint.counters())
         for gateway in self._gateways:
             counters.update(gateway.link.connector.counters)
-        counters["steps"] = self._loop.num_launched
+        counters.update(self._loop.counters())
+        counters["attention_fallbacks"] = int(self._engine.attention_fell_back)
         counters["tokens_sampled"] = self._scheduler.tokens_sampled
         counters["requests_expired"] = self._scheduler.requests_expired
         counters["requests_retracted"] = self._scheduler.num_retracted
+        counters["transfers_retried"] = self._scheduler.num_retried
         return self._scheduler.ledger(), dict(counters)
 
 

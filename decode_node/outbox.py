@@ -6,9 +6,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from common.messages import Failed, Finish, PromptLogprobs, Refused, RequestLogprobs, Tokens, int32s
+from common.messages import Begun, Failed, Finish, PromptLogprobs, Refused, RequestLogprobs, Tokens, int32s
 from common.request import TokenLogprobs
-from decode_node.entry import FailedOut, Out, RefusedOut, RequestKey, TokenOut
+from decode_node.entry import FailedOut, Out, RefusedOut, RequestKey, StampsOut, TokenOut
 
 
 @dataclass(eq=False, slots=True)
@@ -23,6 +23,7 @@ class _Run:
 def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, ...]]]:
     """Group by gateway; returns (gateway's epoch, message, requests that end with it), in order."""
     runs: dict[int, dict[RequestKey, _Run]] = {}
+    begun: dict[int, list[Begun]] = {}
     finished: dict[int, list[Finish]] = {}
     ended: dict[int, list[RequestKey]] = {}
     first_words: list[tuple[int, Any, tuple[RequestKey, ...]]] = []
@@ -30,7 +31,7 @@ def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, .
     for out in outs:
         key, epoch = out.key, out.key.epoch
         match out:
-            case TokenOut(index=index, sampled=sampled, finish=finish, timings=timings):
+            case TokenOut(index=index, sampled=sampled, finish=finish, entry=entry):
                 if (scores := out.prompt_logprobs) is not None:
                     arrays = scores.logprobs, scores.top_ids, scores.top_logprobs
                     first_words.append((epoch, PromptLogprobs(key.request_id, *arrays), ()))
@@ -39,8 +40,13 @@ def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, .
                 if sampled.logprobs is not None:
                     run.logprobs.append(sampled.logprobs)
                 if finish is not None:
-                    finished.setdefault(epoch, []).append(Finish(key.request_id, finish, timings))
+                    last = Finish(key.request_id, finish, entry.prebuilt_s, entry.second_token_s)
+                    finished.setdefault(epoch, []).append(last)
                     ended.setdefault(epoch, []).append(key)
+            case StampsOut(news=Begun() as news):
+                begun.setdefault(epoch, []).append(news)
+            case StampsOut(news=news):
+                first_words.append((epoch, news, ()))
             case RefusedOut():
                 refused = Refused(
                     key.request_id, out.status, out.message, out.code, out.param, out.retry_after_s
@@ -49,16 +55,17 @@ def messages_of(outs: Iterable[Out]) -> list[tuple[int, Any, tuple[RequestKey, .
             case FailedOut(status=status, reason=reason, retry_after_s=retry_after_s):
                 last_words.append((epoch, Failed(key.request_id, status, reason, retry_after_s), (key,)))
     tokens: list[tuple[int, Any, tuple[RequestKey, ...]]] = [
-        (epoch, _tokens(by_key, finished.get(epoch, [])), tuple(ended.get(epoch, [])))
+        (epoch, _tokens(by_key, begun.get(epoch, []), finished.get(epoch, [])), tuple(ended.get(epoch, [])))
         for epoch, by_key in runs.items()
     ]
     # Tokens first: a request that failed in this round may have got some before.
     return first_words + tokens + last_words
 
 
-def _tokens(by_key: dict[RequestKey, _Run], finished: list[Finish]) -> Tokens:
+def _tokens(by_key: dict[RequestKey, _Run], begun: list[Begun], finished: list[Finish]) -> Tokens:
     return Tokens(
         request_ids=tuple(key.request_id for key in by_key),
+        begun=tuple(begun),
         finished=tuple(finished),
         first=int32s(run.first for run in by_key.values()),
         counts=int32s(len(run.tokens) for run in by_key.values()),

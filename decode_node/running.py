@@ -64,10 +64,11 @@ class RunningBatch:
         batch = prepare_for_prebuilt([entry.request for entry in entries], self._page_size)
         return Prebuilt(batch, entries)
 
-    def merge(self, prebuilt: Prebuilt) -> None:
+    def merge(self, prebuilt: Prebuilt, now: float) -> None:
         """The first tokens are seeded: the requests decode with everyone else."""
         for entry, seq_len in zip(prebuilt.entries, prebuilt.batch.seq_lens, strict=True):
             entry.request.computed_len = seq_len
+            entry.prebuilt_s = now
             del self._arrived[entry.key]
             self.start(entry)
 

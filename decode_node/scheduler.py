@@ -23,17 +23,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from common.engine.batch import (
-    prepare_for_decode,
-    prepare_for_extend,
-    prepare_for_mixed,
-)
+from common.engine.batch import prepare_for_decode, prepare_for_extend, prepare_for_mixed
+from common.engine.chunking import note_done
 from common.errors import InvariantError
 from common.kv.allocator import PageUse
 from common.kv.layout import KVLayout
-from common.messages import Choice, Commit, PageLedger, Submit, Timings
+from common.messages import Begun, Choice, Commit, Granted, PageLedger, Submit
 from common.remembered import EarlyAborts
-from common.request import FinishReason, Grammar, Request, SampledToken
+from common.request import FinishReason, Grammar, PrefillStamps, Request, SampledToken
 from decode_node.admission import AdmissionQueue, PrefillLoad, choose_prefill_node, may_enter
 from decode_node.checks import RETRY_AFTER_S, are_tokens, check_prefill, check_request, node_is_draining
 from decode_node.choices import Drawing, part
@@ -48,6 +45,7 @@ from decode_node.entry import (
     Prebuilt,
     RefusedOut,
     RequestKey,
+    StampsOut,
     TokenOut,
 )
 from decode_node.holdings import Holdings
@@ -76,6 +74,7 @@ class DecodeScheduler:
     requests_expired: int = 0
     is_draining: bool = False
     num_retracted: int = 0
+    num_retried: int = 0  # transfers
     parted: list[Request] = field(default_factory=list)  # choices that have rows, not yet mirrored
     _holdings: Holdings = field(init=False)
     _queue: AdmissionQueue[RequestKey, Entry] = field(init=False)
@@ -185,11 +184,16 @@ class DecodeScheduler:
             entry.attempts += 1
         return Grant(entry, node_id)
 
-    def granted(self, entry: Entry, transfer_id: int, now: float) -> None:
-        """The prefill node was asked; the transfer's id names the request from now on."""
-        entry.transfer_id = transfer_id
-        entry.granted_s = now
-        self._of_transfer[transfer_id] = entry
+    def granted(self, grant: Grant, transfer_id: int | None, now: float) -> None:
+        """A prefill node was asked, and the transfer's id names the request from now on; None: nobody was."""
+        entry = grant.entry
+        if transfer_id is not None:
+            entry.transfer_id = transfer_id
+            self._of_transfer[transfer_id] = entry
+        if not entry.was_retracted:
+            request_ids = tuple(key.request_id for key in entry.keys)
+            entry.granted = Granted(request_ids, grant.node_id, entry.submitted_s, now)
+            self.out.append(StampsOut(entry.key, entry.granted))
 
     # Arriving -----------------------------------------------------------------------------------------------
 
@@ -206,17 +210,11 @@ class DecodeScheduler:
         if not are_tokens(commit.prompt_top_ids, self.vocab_size):
             self._fail(entry, 500, "the prefill node sent log probabilities of what is no token")
             return
-        entry.arrived_s = now
-        remote_ms = commit.queue_ms + commit.prefill_ms
-        entry.timings = Timings(
-            queue_ms=(entry.granted_s - entry.submitted_s) * 1000 + commit.queue_ms,
-            prefill_ms=commit.prefill_ms,
-            transfer_ms=max(0.0, (now - entry.granted_s) * 1000 - remote_ms),
-        )
         if entry.request.prompt_logprobs is not None:
             entry.request.prompt_logprobs = commit.logprob_arrays()
         assert entry.lease is not None
         entry.lease.use = PageUse.ACTIVE
+        self._note_begun(entry, commit.stamps, now)
         self._hand_over(entry, commit.choices)
 
     def transfer_gave_out(
@@ -230,6 +228,7 @@ class DecodeScheduler:
         if retryable and can_prefill and entry.attempts < MAX_ATTEMPTS:
             entry.phase = Phase.QUEUED
             self._queue.append_again(entry.key, entry, entry.rank)
+            self.num_retried += 1
         elif retryable and self.is_draining:
             self._hand_back(entry)
         else:
@@ -253,9 +252,9 @@ class DecodeScheduler:
         """Batch what arrived, as far as it may run; the metadata alone is read."""
         return self._running.take_prebuilt(self._prefilling.num_resuming)
 
-    def process_prebuilt(self, prebuilt: Prebuilt) -> None:
+    def process_prebuilt(self, prebuilt: Prebuilt, now: float) -> None:
         """The first tokens are seeded: the requests decode with everyone else."""
-        self._running.merge(prebuilt)
+        self._running.merge(prebuilt, now)
 
     # Steps --------------------------------------------------------------------------------------------------
 
@@ -284,29 +283,25 @@ class DecodeScheduler:
             request.computed_len += 1
             request.num_sampled += 1
         sampled = (entry for entry in prefilled for _ in range(entry.num_samples))
-        return DecodeStep(self._holdings.launch(), batch, (*sampled, *grown.ready), now)
+        return DecodeStep(self._holdings.launch(), batch, (*sampled, *grown.ready), plans, now)
 
     def process(self, step: DecodeStep, tokens: Sequence[SampledToken], now: float) -> None:
         """Take a step's tokens."""
         self._holdings.process(step.step_id)
         self._prefilling.learn(step, now)
+        note_done(step.plans, now)
         for entry, sampled in zip(step.entries, tokens, strict=True):
             if entry.phase is Phase.ENDED:
                 continue  # it ended while the step was in flight
             if not entry.request.outputs:
-                self._note_local_prefill(entry, now)
                 if entry.phase is Phase.PREFILLING:  # one of several choices
                     if (first := self._drawing.take(entry, sampled, self.eos_token_ids)) is not None:
+                        self._note_begun(entry, entry.request.prefill, now)
                         self._hand_over(entry, first)
                     continue
+                self._note_begun(entry, entry.request.prefill, now)
             elif len(entry.request.outputs) == 1:
-                timings = entry.timings
-                entry.timings = Timings(
-                    timings.queue_ms,
-                    timings.prefill_ms,
-                    timings.transfer_ms,
-                    first_decode_ms=(now - entry.arrived_s) * 1000,
-                )
+                entry.second_token_s = now
             if sampled.error is not None:
                 self._fail(entry, 500, sampled.error)
                 continue
@@ -450,17 +445,15 @@ class DecodeScheduler:
             self._running.arrive(choice)
             self._take_token(choice, SampledToken(first.first_token, first.logprobs), first.finish)
 
-    def _note_local_prefill(self, entry: Entry, now: float) -> None:
-        entry.arrived_s = now
-        entry.timings = Timings(
-            queue_ms=(entry.granted_s - entry.submitted_s) * 1000,
-            prefill_ms=(now - entry.granted_s) * 1000,
-        )
+    def _note_begun(self, entry: Entry, prefill: PrefillStamps, now: float) -> None:
+        """The first tokens are here, whoever computed them."""
+        assert entry.granted is not None
+        self.out.append(StampsOut(entry.key, Begun(entry.granted, prefill, now)))
 
     def _take_token(self, entry: Entry, sampled: SampledToken, finish: FinishReason | None) -> None:
         request = entry.request
         scores, request.prompt_logprobs = request.prompt_logprobs, None
-        self.out.append(TokenOut(entry.key, len(request.outputs), sampled, finish, entry.timings, scores))
+        self.out.append(TokenOut(entry.key, len(request.outputs), sampled, finish, entry, scores))
         request.outputs.append(sampled.token)
         self.tokens_sampled += 1
         if finish is not None:

@@ -15,7 +15,7 @@ from common import link
 from common.codec import Envelope
 from common.errors import LocalProtocolError, RemoteProtocolError
 from common.messages import Abort, Choice, Chunk, Commit, Failed, HelloAck, Quiesced, Rejected, Status
-from common.request import FinishReason
+from common.request import FinishReason, PrefillStamps
 from fuzz.mutation import changed_bytes
 from fuzz.reading import Choices
 from tests.wire.golden import INSTANCES
@@ -37,7 +37,7 @@ def _for_receiver(choices: Choices) -> rx.Input:
         case 0 | 1 | 2:
             return Chunk(1, choices.below(6), 1 + choices.below(4), total_bytes=1)
         case 3 | 4:
-            return Commit(1, choices.below(6), 1.0, 1.0, (_CHOICE,) * (choices.below(8) != 0))
+            return Commit(1, choices.below(6), PrefillStamps(), (_CHOICE,) * (choices.below(8) != 0))
         case 5:
             return Rejected(1, 400, "no") if choices.below(2) else Failed(1, 503, "no")
         case 6:
@@ -106,7 +106,7 @@ def _for_sender(choices: Choices) -> tx.Input:
             return tx.Posted(1 + choices.below(3))
         case 7:
             choice = replace(_CHOICE, finish=choices.one_of((None, FinishReason.STOP)))
-            return tx.FirstToken((choice,), 1.0, 1.0)
+            return tx.FirstToken((choice,), PrefillStamps())
         case 8:
             return tx.Reject(400, "no") if choices.below(2) else tx.Fail(503, "no")
         case 9:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from common.codec import IntArray
-from common.messages import Timings
 from common.request import FinishReason, TokenLogprobs
 from gateway.detokenizer import Detokenizer
-from gateway.nodes import RequestStream, TokenEvent
+from gateway.histograms import InterTokenTimes
+from gateway.nodes import NodeStamps, RequestStream, TokenEvent
 from gateway.stops import StopStrings
+from gateway.timeline import GatewayStamps, Timeline, timeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,6 @@ class Delta(NamedTuple):  # as TokenEvent
     text: str
     token_ids: tuple[int, ...]
     finish: FinishReason | None = None
-    timings: Timings | None = None  # None where a stop string ended it before the node did
     scored: tuple[ScoredToken, ...] = ()  # one a token, where the request asked for log probabilities
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None  # of all tokens of the prompt but the first
 
@@ -52,7 +52,11 @@ class TextRules:
 
 
 class Answer:
-    """One submitted prompt. `abort` gives it up in any state, and is called in the end whatever happened."""
+    """One submitted prompt. `abort` gives it up in any state, and is called in the end whatever happened.
+
+    Args:
+        begun: its stamps up to when it was submitted.
+    """
 
     def __init__(
         self,
@@ -61,26 +65,34 @@ class Answer:
         stream: RequestStream,
         detokenizer: Detokenizer,
         rules: TextRules,
+        begun: GatewayStamps,
     ) -> None:
         self.index = index
         self.prompt_ids = prompt_ids
         self.num_tokens = 0  # taken so far, up to the one that ended the answer
-        self.timings: Timings | None = None  # when the node ended it
-        self.times_s: list[float] = [time.perf_counter()]  # made, first token, end: those that were
+        self.finish: FinishReason | None = None
         self._stream = stream
         self._detokenizer = detokenizer
         self._stops = StopStrings(rules.stops)
         self._has_stops = bool(rules.stops)
         self._min_tokens = rules.min_tokens
+        self._begun = begun
+        self._first_token_s: float | None = None
+        self._last_token_s = 0.0
+        self._done_s: float | None = None
         self._num_chars = 0  # of the text of all tokens so far, shown or held back
         self._is_over = False
 
     def follow(
-        self, emit: Callable[[Answer, Delta], None], ended: Callable[[Exception | None], None]
+        self,
+        emit: Callable[[Answer, Delta], None],
+        ended: Callable[[Exception | None], None],
+        token_times: InterTokenTimes,
     ) -> None:
         """Follow the request, handing every event's delta to `emit`; nothing is called after `abort`.
 
         Args:
+            token_times: counts the time between tokens.
             ended: called once, in the end: with what made the request fail (RequestRejected, or a bug of
                 ours in here or in `emit`), or None.
         """
@@ -92,13 +104,12 @@ class Answer:
                 if isinstance(event, Exception):
                     raise event
                 delta = self.take(event)
-                if len(self.times_s) == 1:
-                    self.times_s.append(time.perf_counter())
+                self._last_token_s = token_times.add(self._last_token_s, len(event.token_ids))
                 if delta.finish is None:
                     emit(self, delta)
                     return
-                self.timings = delta.timings
-                self.times_s.append(time.perf_counter())
+                self.finish = delta.finish
+                self.note_first_token()  # at the latest
                 self.abort()  # after a stop string the node would go on; else it changes nothing
                 emit(self, delta)
             except Exception as failure:  # others' tokens came in the same message
@@ -111,8 +122,29 @@ class Answer:
 
     def abort(self) -> None:
         """Give the request up; idempotent."""
+        if self._done_s is None:
+            self._done_s = time.monotonic()
         self._is_over = True
         self._stream.abort()
+
+    def note_first_token(self) -> None:
+        """Note that the client has its first token from now on; only the first time counts."""
+        if self._first_token_s is None and not self._is_over:
+            self._first_token_s = time.monotonic()
+
+    @property
+    def stamps(self) -> GatewayStamps:
+        """When this process did what for it, as far as it is."""
+        return replace(self._begun, first_token_s=self._first_token_s, done_s=self._done_s)
+
+    @property
+    def node_stamps(self) -> NodeStamps:
+        """When the nodes did, as far as is known."""
+        return self._stream.stamps
+
+    def timeline(self) -> Timeline:
+        """Return where its time went until now."""
+        return timeline(self.stamps, self.node_stamps, time.monotonic())
 
     def take(self, event: TokenEvent) -> Delta:
         """Turn an event into what it adds; tokens behind a stop string are dropped and not counted."""
@@ -147,5 +179,4 @@ class Answer:
         token_ids = event.token_ids[: len(offsets)]
         # No log probabilities where none were asked for: then this is empty.
         scored = tuple(map(ScoredToken, token_ids, event.logprobs, offsets))
-        timings = event.timings if finish is not None else None
-        return Delta(text, token_ids, finish, timings, scored, event.prompt_logprobs)
+        return Delta(text, token_ids, finish, scored, event.prompt_logprobs)

@@ -1,6 +1,7 @@
 """Asks HTTP clients for the key of the API, before anything of a request is read but its head.
 
-Knows no route but those that are open: what asks whether the process lives has no key.
+Knows no route but those that are open: what asks whether the process lives has no key, and a browser can send
+none for the page that asks its user for one. What the page shows comes from routes that are not open.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from common.errors import RequestRejected
 from gateway.reply import error_response
 
 OPEN_PATHS = ("/health", "/ready")
+PAGE, PAGE_FILES = "/", "/web/"
 CHALLENGE = {"WWW-Authenticate": "Bearer"}
 
 
@@ -28,7 +30,7 @@ class ApiKeyCheck:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401."""
         app = self._app
-        if scope["type"] == "http" and scope["path"] not in OPEN_PATHS:
+        if scope["type"] == "http" and not _is_open(scope["path"]):
             error = self._refusal(Headers(scope=scope).getlist("authorization"))
             if error is not None:
                 app = error_response(error, CHALLENGE)
@@ -42,6 +44,10 @@ class ApiKeyCheck:
         if not hmac.compare_digest(_digest(key.strip().encode("latin-1")), self._digest):
             return _unauthorized("this API key is not the server's")
         return None
+
+
+def _is_open(path: str) -> bool:
+    return path in (*OPEN_PATHS, PAGE) or path.startswith(PAGE_FILES)
 
 
 def _digest(key: bytes) -> bytes:

@@ -12,20 +12,27 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Mount, Route
 
 from common.config import GatewayConfig
 from common.errors import RequestRejected
 from gateway.api_key import ApiKeyCheck
 from gateway.endpoints import CHAT, COMPLETIONS, Endpoint
 from gateway.errors import INTERNAL_ERROR, ErrorBody, from_http
+from gateway.exposition import exposition
+from gateway.failures import Failure
 from gateway.generation import GenerationCall, Service
 from gateway.limits import ModelLimits
-from gateway.metrics import RequestMetrics, exposition
+from gateway.live_requests import LiveRequests, gateway_id
+from gateway.metrics import RequestMetrics
 from gateway.nodes import Nodes
 from gateway.page import answer_content, request_schema
+from gateway.page_files import PageFiles
 from gateway.prompts import check_model
 from gateway.reply import JSONBody, error_response
+from gateway.rows import to_json_in_slices
 from gateway.text import TextPipeline
+from gateway.tracing import Tracing
 
 MIB = 1 << 20
 Handler = Callable[[Request], Awaitable[Response]]
@@ -49,8 +56,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 class Routes:
     """The handlers of all routes."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, *, shares_port: bool) -> None:
         self._service = service
+        self._shares_port = shares_port
         self._created = int(time.time())
 
     async def models(self, request: Request) -> Response:
@@ -97,6 +105,13 @@ class Routes:
         ]
         return JSONBody({"nodes": ledgers, "missing": list(missing)})
 
+    async def debug_requests(self, request: Request) -> Response:
+        """Show this gateway's requests, those that live and the last that ended: where their time went."""
+        data = await to_json_in_slices(self._service.requests.to_json())
+        # A client that asks again and again is to hear of all gateways that share the port, each in its turn.
+        headers = {"Connection": "close"} if self._shares_port else None
+        return Response(data, headers=headers, media_type=JSONBody.media_type)
+
     def _model(self) -> dict[str, Any]:
         name = self._service.model_name
         return {"id": name, "object": "model", "created": self._created, "owned_by": "baton"}
@@ -113,6 +128,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_exception(request: Request, error: Exception) -> Response:
+    request.app.state.metrics.failed(Failure.INTERNAL)
     return error_response(INTERNAL_ERROR)  # starlette raises it again, and uvicorn logs it
 
 
@@ -142,7 +158,12 @@ def _add_get(
 
 
 def build_app(
-    nodes: Nodes, text: TextPipeline, config: GatewayConfig, model_name: str, limits: ModelLimits
+    nodes: Nodes,
+    text: TextPipeline,
+    config: GatewayConfig,
+    model_name: str,
+    limits: ModelLimits,
+    tracing: Tracing | None = None,
 ) -> FastAPI:
     """Build the application that serves one model."""
     max_body_bytes, metrics = config.max_body_mib * MIB, RequestMetrics()
@@ -154,10 +175,12 @@ def build_app(
         max_body_bytes,
         config.request_timeout,
         metrics,
+        LiveRequests(gateway_id()),
         config.client_timeout,
+        tracing,
     )
-    routes = Routes(service)
-    metrics.count_links(nodes.counters())
+    routes = Routes(service, shares_port=config.shares_port)
+    metrics.catch_up(nodes.counters())
     # Without the pages /docs and /redoc: they load scripts from elsewhere.
     app = FastAPI(title="Baton", docs_url=None, redoc_url=None, redirect_slashes=False)
     app.state.metrics = metrics
@@ -172,6 +195,9 @@ def build_app(
     _add_get(app, "/ready", routes.ready, unavailable)
     _add_get(app, "/metrics", routes.metrics, always, PlainTextResponse)
     _add_get(app, "/debug/kv", routes.debug_kv, always)
+    _add_get(app, "/debug/requests", routes.debug_requests, always)
+    page = PageFiles()
+    app.router.routes += [Route("/", page, methods=["GET"], include_in_schema=False), Mount("/web", page)]
     app.add_exception_handler(RequestRejected, _on_rejected)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(Exception, _on_exception)

@@ -8,18 +8,25 @@ from typing import Any
 from common.config import AskConfig, ClientConfig
 from gateway.api_client import connect, request, served_model, stream, text_of
 
+# The first six add up to the time to the first token, that and `decode` to the whole.
 STAGES = (
+    ("tokenize", "tokenize_ms"),
+    ("submit", "submit_ms"),
     ("queue", "queue_ms"),
     ("prefill", "prefill_ms"),
     ("transfer", "transfer_ms"),
-    ("first decode step", "first_decode_ms"),
+    ("send", "send_ms"),
+    ("= first token", "ttft_ms"),
+    ("decode", "decode_ms"),
+    ("= total", "total_ms"),
 )
 
 
-def format_timings(timings: dict[str, float]) -> str:
+def format_timings(timings: dict[str, Any]) -> str:
     """Return the stages of a request as lines, in the order in which they happened."""
     width = max(len(name) for name, _ in STAGES)
-    return "".join(f"{name:<{width}}  {timings[key]:9.1f} ms\n" for name, key in STAGES if key in timings)
+    known = ((name, timings.get(key)) for name, key in STAGES)
+    return "".join(f"{name:<{width}}  {ms:9.1f} ms\n" for name, ms in known if ms is not None)
 
 
 def _question(config: AskConfig, prompt: str) -> tuple[str, dict[str, Any]]:
@@ -38,7 +45,7 @@ def ask(client: ClientConfig, config: AskConfig, prompt: str, write: Callable[[s
     """
     with connect(client) as server:
         path, question = _question(config, prompt)
-        timings: dict[str, float] | None = None
+        timings: dict[str, Any] | None = None
         for event in stream(server, path, request(client, served_model(server)) | question):
             write(text_of(event))
             timings = event.get("timings") or timings

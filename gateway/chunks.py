@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from json.encoder import encode_basestring  # the C function behind json.dumps
 
 from gateway.answer import Answer, Delta
+from gateway.endpoints import Json
 from gateway.rendering import Renderer
 from gateway.reply import event_of
 
@@ -24,12 +25,21 @@ class ChunkWriter:
     Args:
         answers: of the call.
         write: takes the bytes of one event or several.
+        first_written: called with each answer once, behind the write of the first that tells something of it.
     """
 
-    def __init__(self, renderer: Renderer, answers: Sequence[Answer], write: Callable[[bytes], None]) -> None:
+    def __init__(
+        self,
+        renderer: Renderer,
+        answers: Sequence[Answer],
+        write: Callable[[bytes], None],
+        first_written: Callable[[Answer], None],
+    ) -> None:
         self._renderer = renderer
         self._answers = answers
         self._write = write
+        self._first_written = first_written
+        self._untold = {answer.index: answer for answer in answers}  # only their openings were written
         self._cut: dict[int, tuple[bytes, bytes]] = {}  # by the answer's index: before a text, and after it
 
     def add(self, answer: Answer, delta: Delta) -> None:
@@ -39,11 +49,22 @@ class ChunkWriter:
             if delta.text:
                 self._write(cut[0] + encode_basestring(delta.text).encode() + cut[1])
             return
-        events = [event_of(chunk) for chunk in self._renderer.chunks(answer, delta, self._answers)]
-        if events:
-            self._write(b"".join(events))
-            if cut is None and delta.finish is None and self._renderer.is_plain:
+        chunks = self._renderer.chunks(answer, delta, self._answers)
+        if chunks:
+            self._write(b"".join(map(event_of, chunks)))
+            if self._untold:
+                self._tell_of(chunks)
+            is_told = answer.index not in self._untold
+            if cut is None and is_told and delta.finish is None and self._renderer.is_plain:
                 self._cut[answer.index] = self._cut_of(answer)
+
+    def _tell_of(self, chunks: Sequence[Json]) -> None:
+        for chunk in chunks:
+            (choice,) = chunk["choices"]
+            if "role" in choice.get("delta", ()):
+                continue
+            if (answer := self._untold.pop(choice["index"], None)) is not None:
+                self._first_written(answer)
 
     def _cut_of(self, answer: Answer) -> tuple[bytes, bytes]:
         (chunk,) = self._renderer.chunks(answer, Delta(_MARK, ()), self._answers)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +22,7 @@ from common.messages import (
     NODE_DRAINING,
     Abort,
     Failed,
+    Granted,
     Hello,
     Peers,
     PromptLogprobs,
@@ -29,7 +31,6 @@ from common.messages import (
     Stats,
     StatsRequest,
     Status,
-    Timings,
     Tokens,
 )
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
@@ -58,19 +59,21 @@ class NodeClient:
     def __init__(
         self, context: zmq.Context[zmq.Socket[bytes]], address: str, hello: Hello, epoch: int
     ) -> None:
-        self._acceptor = Acceptor(context, address, hello, epoch, self._status)
+        self._loop = asyncio.get_running_loop()
+        self._acceptor = Acceptor(context, address, hello, epoch, self._status, clock=self._loop.time)
         self._router = Router()
         self._streams: dict[int, Stream] = {}
         self._next_id = 1  # of a request
         self._query_ids = itertools.count(1)
         self._queries: dict[int, tuple[Peer, asyncio.Future[Stats]]] = {}
-        self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self._pidfds: dict[int, int] = {}
         self._is_closed = False
+        self._is_draining = False
         self._is_leaving = False
         self._pump_is_due = False
-        self._restarts: dict[str, int] = {}
+        self._restarts: dict[str, dict[str, int]] = {}
+        self._counters: Counter[str] = Counter()
         for fd in self._acceptor.socket.filenos():
             self._loop.add_reader(fd, self._pump)
         self._pump()
@@ -90,8 +93,11 @@ class NodeClient:
             raise _leaving()
         node = self._router.choose()
         if node is None:
+            self._counters["requests_without_nodes"] += 1
             raise RequestRejected(
-                "no pair of prefill and decode nodes is ready", status=503, retry_after_s=RETRY_AFTER_S
+                "no pair of prefill and decode nodes is ready: come again soon",
+                status=503,
+                retry_after_s=RETRY_AFTER_S,
             )
         deadline_s = None if timeout_s is None else self._loop.time() + timeout_s
         submission = Submission(self._next_id, prompt_ids, sampling, deadline_s, self._abort)
@@ -139,20 +145,17 @@ class NodeClient:
                 missing.append(peer.node_id)
             else:
                 stats = future.result()
-                answers.append(
-                    NodeSnapshot(peer.node_id, peer.hello.role, peer.epoch, stats.pages, stats.counters)
-                )
+                answers.append(_snapshot(peer, stats, self._router.of(peer)))
         present = {snapshot.node_id for snapshot in answers} | set(missing)
         missing += [name for name in self._router.gone(self._loop.time()) if name not in present]
         return tuple(answers), tuple(missing)
 
     def counters(self) -> dict[str, int]:
-        """The links' counters."""
-        own = dict.fromkeys(("messages_late", "messages_misplaced", "requests_retried"), 0)
-        return own | dict(self._acceptor.counters)
+        """What was counted here, and by the links."""
+        return self._counters + self._acceptor.counters
 
-    def restarts(self) -> dict[str, int]:
-        """Restarts by role, as the supervisor counts them."""
+    def restarts(self) -> dict[str, dict[str, int]]:
+        """Restarts by role and reason, as the supervisor counts them."""
         return self._restarts
 
     # ----------------------------------------------------------------------------------------------------
@@ -161,6 +164,13 @@ class NodeClient:
         """What the supervisor says."""
         if isinstance(restarts := notice.get("restarts"), dict):
             self._restarts = restarts
+
+    def drain(self) -> None:
+        """Tell all nodes that this process is about to leave: then they do not take it for dead."""
+        self._is_draining = True
+        for node in self._router.nodes():
+            node.peer.send(self._status(node.peer))
+        self._pump_soon()
 
     def end_requests(self) -> None:
         """End what is open with an error, and take nothing more: this process is about to leave."""
@@ -202,7 +212,7 @@ class NodeClient:
             self._fail(stream, error)
             return
         moved = [s for s in submission.streams if s.open and not s.received and s.node is old]
-        self._acceptor.counters["requests_retried"] += len(moved)
+        self._counters["requests_retried"] += len(moved)
         for each in moved:
             old.reconciler.closed(each.request_id)
             if each is not stream and self._router.of(old.peer) is old:
@@ -234,7 +244,8 @@ class NodeClient:
 
     def _status(self, peer: Peer) -> Status:
         node = self._router.of(peer)
-        return Status(last_seq_seen=0, open_ids=() if node is None else node.reconciler.open_ids())
+        open_ids = () if node is None else node.reconciler.open_ids()
+        return Status(last_seq_seen=0, open_ids=open_ids, draining=self._is_draining)
 
     # The loop -------------------------------------------------------------------------------------------
 
@@ -291,6 +302,8 @@ class NodeClient:
                 future.cancel()
         if node is None:
             return
+        was_heard = node.status is not None  # else it may have died before its greeting was read
+        self._counters["decode_nodes_lost"] += node.is_decode and was_heard and not node.is_draining
         for request_id in node.reconciler.open_ids():
             stream = self._streams.get(request_id)
             if stream is not None and stream.node is node:  # else it moved with another choice
@@ -307,6 +320,9 @@ class NodeClient:
         match message:
             case Tokens():
                 self._tokens(node, message)
+            case Granted(request_ids=request_ids):
+                for known in self._known(node, request_ids):
+                    known.note_granted(message)
             case PromptLogprobs(request_id=request_id):
                 if (stream := self._stream(node, request_id)) is not None and not stream.received:
                     stream.scores = LogprobArrays(message.logprobs, message.top_ids, message.top_logprobs)
@@ -314,49 +330,62 @@ class NodeClient:
                 self._refused(node, message)
             case Failed(id=request_id, status=status, reason=reason, retry_after_s=retry_after_s):
                 if (stream := self._stream(node, request_id)) is not None:
+                    if status == 500 and not stream.submission.is_broken:  # each choice is told of it
+                        stream.submission.is_broken = True
+                        self._counters["requests_broken"] += 1
                     error = RequestRejected(reason, status=status, retry_after_s=retry_after_s)
                     self._fail(stream, deadline_exceeded(reason) if status == 504 else error)
             case Status():
                 node.take_status(message, now)
                 if node.peer.hello.role is Role.DECODE and not message.usable:
                     node.peer.send(Peers(self._router.prefill_infos()))  # the last one may have been lost
-                for request_id in node.reconciler.on_status(message.last_seq_seen, message.open_ids):
-                    self._lost(node, request_id)
+                self._lost(node, node.reconciler.on_status(message.last_seq_seen, message.open_ids))
             case Stats():
                 query = self._queries.get(message.query_id)
                 if query is not None and query[0] is node.peer and not query[1].done():
                     query[1].set_result(message)
             case _:
-                self._acceptor.counters["messages_misplaced"] += 1
+                self._counters["messages_misplaced"] += 1
 
     def _stream(self, node: Node, request_id: int) -> Stream | None:
         stream = self._streams.get(request_id)
         if stream is None or stream.node is not node:
-            self._acceptor.counters["messages_late"] += 1
+            self._counters["messages_late"] += 1
             return None
         return stream
 
+    def _known(self, node: Node, request_ids: Sequence[int]) -> list[Stream]:
+        """Those of them that a node still has; the others' clients left, or a choice was not wanted."""
+        streams = map(self._streams.get, request_ids)
+        return [stream for stream in streams if stream is not None and stream.node is node]
+
     def _tokens(self, node: Node, message: Tokens) -> None:
+        for begun in message.begun:
+            for known in self._known(node, begun.granted.request_ids):
+                known.note_begun(begun)
         finishes = {finish.request_id: finish for finish in message.finished}
         logprobs = {item.request_id: item.tokens for item in message.logprobs}
         ids = message.token_ids.tolist()
         at = 0
+        has_gap = False
         for request_id, first, count in zip(message.request_ids, message.first, message.counts, strict=True):
             token_ids = tuple(ids[at : at + count])
             at += count
             if (stream := self._stream(node, request_id)) is None:
                 continue
             if first != stream.received or (not first and stream.lacks_scores()):
+                has_gap = True
                 stream.node.peer.send(Abort(request_id))
-                self._fail(stream, RequestRejected("tokens were lost on the way", status=500))
+                self._fail(stream, RequestRejected("tokens were lost on the way: ask again", status=500))
                 continue
             finish = finishes.get(request_id)
             stream.received += count
             reason: FinishReason | None = None if finish is None else finish.reason
-            timings: Timings | None = None if finish is None else finish.timings
             if finish is not None:
+                stream.note_finished(finish)
                 self._end(stream)
-            stream.put(TokenEvent(token_ids, reason, timings, logprobs.get(request_id, ())))
+            stream.put(TokenEvent(token_ids, reason, logprobs.get(request_id, ())))
+        self._counters["requests_lost"] += has_gap  # one message, whoever's tokens were in it
 
     def _refused(self, node: Node, message: Refused) -> None:
         if (stream := self._stream(node, message.request_id)) is not None:
@@ -369,8 +398,29 @@ class NodeClient:
             )
             (self._retry if message.code == NODE_DRAINING else self._fail)(stream, error)
 
-    def _lost(self, node: Node, request_id: int) -> None:
-        node.reconciler.closed(request_id)
-        stream = self._streams.get(request_id)
-        if stream is not None and stream.node is node:
-            self._retry(stream, RequestRejected("the decode node lost the request", status=500))
+    def _lost(self, node: Node, request_ids: Sequence[int]) -> None:
+        """A node does not know these requests."""
+        streams = self._known(node, request_ids)
+        # The choices of a prompt were in one message.
+        self._counters["requests_lost"] += len({id(stream.submission) for stream in streams})
+        for request_id in request_ids:
+            node.reconciler.closed(request_id)
+        for stream in streams:
+            if stream.node is node:  # else it moved with another choice
+                self._retry(
+                    stream, RequestRejected("the decode node lost the request: ask again", status=500)
+                )
+
+
+def _snapshot(peer: Peer, stats: Stats, node: Node | None) -> NodeSnapshot:
+    status, layout = None if node is None else node.status, peer.hello.layout
+    return NodeSnapshot(
+        peer.node_id,
+        peer.hello.role,
+        peer.epoch,
+        stats.pages,
+        stats.counters,
+        running=0 if status is None else status.running,
+        queued=0 if status is None else status.queued,
+        page_bytes=0 if layout is None else layout.page_bytes,
+    )

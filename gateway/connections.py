@@ -14,6 +14,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import resource
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +26,8 @@ from common.config import GatewayConfig
 from common.errors import RequestRejected
 from gateway.api_key import OPEN_PATHS
 from gateway.direct import CycleWriter, WriteRound
-from gateway.reply import DIRECT, error_response
+from gateway.failures import CountsFailures, Failure
+from gateway.reply import DIRECT, RECEIVED, error_response
 
 log = logging.getLogger("baton.gateway")
 
@@ -33,7 +36,9 @@ RESERVE = 64  # connections beyond the limit that are told so
 OTHER_DESCRIPTORS = 128  # of this process: sockets, pidfds, files
 CLOSE = {"Connection": "close"}
 
-OVERLOADED = RequestRejected("too many connections", status=503, code="overloaded", retry_after_s=1)
+OVERLOADED = RequestRejected(
+    "too many connections: close some, or come again", status=503, code="overloaded", retry_after_s=1
+)
 HEAD_TOO_LARGE = RequestRejected(
     f"the request's headers are larger than {MAX_HEAD_BYTES} bytes", status=431, code="headers_too_large"
 )
@@ -66,9 +71,10 @@ def make_room_for(max_connections: int) -> None:
         )
 
 
-def protocol_with(limits: ConnectionLimits) -> type[asyncio.Protocol]:
+def protocol_with(limits: ConnectionLimits, failures: CountsFailures) -> type[asyncio.Protocol]:
     """Return uvicorn's protocol with these limits."""
-    return type("Protocol", (LimitedProtocol,), {"limits": limits, "round": WriteRound()})
+    own = {"limits": limits, "round": WriteRound(), "failures": failures}
+    return type("Protocol", (LimitedProtocol,), own)
 
 
 DEFAULT_LIMITS = ConnectionLimits()
@@ -79,6 +85,7 @@ class LimitedProtocol(HttpToolsProtocol):
 
     limits: ClassVar[ConnectionLimits]
     round: ClassVar[WriteRound]
+    failures: ClassVar[CountsFailures]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Take a connection, or close it when there are too many."""
@@ -88,6 +95,7 @@ class LimitedProtocol(HttpToolsProtocol):
         self._in_head = True
         self._normal_app = self.app
         if len(self.connections) > self.limits.max_connections + RESERVE:
+            self.failures.failed(Failure.OVERLOADED)
             transport.abort()
             return
         self._expect()
@@ -115,6 +123,7 @@ class LimitedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         """The first byte of a request: from now on its head has to come."""
         super().on_message_begin()
+        self._received_s = time.monotonic()
         self._in_head = True
         self._head_bytes = self._unfinished_bytes = 0
         self._expect()
@@ -139,11 +148,12 @@ class LimitedProtocol(HttpToolsProtocol):
             self.app = _refusing(HEAD_TOO_LARGE)
             self.url = b"/"  # the parser of targets takes no longer ones
         elif len(self.connections) > self.limits.max_connections:
-            self.app = _refusing(OVERLOADED, otherwise=self._normal_app)
+            self.app = _refusing(OVERLOADED, otherwise=self._normal_app, refused=self._overloaded)
         self._expect()
         super().on_headers_complete()
         # Its task has not begun.
-        self.scope["extensions"] = {DIRECT: {"writer": CycleWriter(self.cycle, self.round)}}
+        writer = CycleWriter(self.cycle, self.round)
+        self.scope["extensions"] = {DIRECT: {"writer": writer}, RECEIVED: {"at_s": self._received_s}}
 
     def on_body(self, body: bytes) -> None:
         """A part of the body, whose size is for who reads it to bound."""
@@ -180,9 +190,14 @@ class LimitedProtocol(HttpToolsProtocol):
         if self.transport.is_closing() or is_answering:
             return  # whoever answers reads the body, with a time of its own
         if self._in_head:
+            if self._unfinished_bytes:  # else it was opened, and not used
+                self.failures.failed(Failure.CLIENT_SLOW)
             self._answer_and_close(TOO_SLOW)
         else:
             self.transport.close()
+
+    def _overloaded(self) -> None:
+        self.failures.failed(Failure.OVERLOADED)
 
     def _answer_and_close(self, error: RequestRejected) -> None:
         answer = error_response(error, CLOSE)
@@ -192,13 +207,17 @@ class LimitedProtocol(HttpToolsProtocol):
         self.transport.close()
 
 
-def _refusing(error: RequestRejected, otherwise: ASGIApp | None = None) -> ASGIApp:
+def _refusing(
+    error: RequestRejected, otherwise: ASGIApp | None = None, refused: Callable[[], None] = lambda: None
+) -> ASGIApp:
     """An application that refuses everything, but for what is always answered when there is `otherwise`."""
 
     async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
         app: Any = error_response(error, CLOSE)
         if otherwise is not None and scope["path"] in OPEN_PATHS:
             app = otherwise
+        else:
+            refused()
         await app(scope, receive, send)
 
     return refuse

@@ -8,6 +8,7 @@ Knows uvicorn's cycle, and nothing of what is written.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 
@@ -37,6 +38,7 @@ class CycleWriter:
         self._flow = cycle.flow
         self._round = round_
         self._pieces: list[bytes] = []
+        self._notes: list[Callable[[], None]] = []
 
     def write(self, data: bytes) -> bool:
         """Write it as a chunk of its own when the round ends, unless the client reads too slowly."""
@@ -47,9 +49,19 @@ class CycleWriter:
         self._pieces.append(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
+    def when_written(self, note: Callable[[], None]) -> None:
+        """Have it called right before the next flush that there is something for."""
+        if self._pieces:
+            self._notes.append(note)
+        else:
+            note()
+
     def flush(self) -> None:
         """Write now; to who is gone, nothing."""
         if self._pieces:
             pieces, self._pieces = self._pieces, []
+            notes, self._notes = self._notes, []
             if not self._cycle.disconnected:
+                for note in notes:
+                    note()
                 self._cycle.transport.write(pieces[0] if len(pieces) == 1 else b"".join(pieces))

@@ -15,7 +15,9 @@ from common.errors import RequestRejected
 
 DEFAULT_RETRY_AFTER_S = 1
 MAX_NAME = 100  # characters of a client's own words that an error repeats
-INTERNAL_ERROR = RequestRejected("internal error", status=500, code="internal_error")
+INTERNAL_ERROR = RequestRejected(
+    "internal error: the server's log has more", status=500, code="internal_error"
+)
 
 
 class ErrorObject(BaseModel):

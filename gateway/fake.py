@@ -8,20 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import cycle
 from typing import NoReturn
 
 from common.codec import IntArray
 from common.errors import RequestRejected
-from common.messages import PageLedger, Role, Timings
+from common.messages import PageLedger, Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 from gateway.errors import deadline_exceeded
-from gateway.nodes import NodeSnapshot, Take, TokenEvent, pull
+from gateway.nodes import NodeSnapshot, NodeStamps, Take, TokenEvent, pull
 from gateway.submission import each_choice
-
-TIMINGS = Timings(queue_ms=1.0, prefill_ms=2.0, transfer_ms=3.0, first_decode_ms=4.0)
 
 
 def echo(prompt_ids: IntArray) -> Sequence[int]:
@@ -67,6 +66,8 @@ class FakeStream:
         self.timeout_s = timeout_s
         self.ended = False  # by its finish, its failure or an abort
         self.aborted = False  # before it ended by itself
+        now = time.monotonic()
+        self.stamps = NodeStamps("decode-1", "prefill-1", queued_s=now, granted_s=now)
         self._nodes = nodes
         self._script = nodes.script
         self._tokens: Iterator[int] = cycle(self._script.tokens(prompt_ids))
@@ -93,11 +94,25 @@ class FakeStream:
             self._end()
         num = self.sampling.num_logprobs
         scores = () if num is None else tuple(self._script.score(token_id, num) for token_id in token_ids)
-        timings = TIMINGS if finish is not None else None
         is_first = self._num_tokens == len(token_ids)
-        return TokenEvent(
-            tuple(token_ids), finish, timings, scores, self._prompt_logprobs() if is_first else None
-        )
+        self._stamp(is_first=is_first)
+        return TokenEvent(tuple(token_ids), finish, scores, self._prompt_logprobs() if is_first else None)
+
+    def _stamp(self, *, is_first: bool) -> None:
+        """Say that the prompt took two chunks and the hand-over as long, each a fifth of what passed."""
+        now, stamps = time.monotonic(), self.stamps
+        if is_first and stamps.granted_s is not None:
+            fifth_s = (now - stamps.granted_s) / 5
+            start_s, *chunks_s, committed_s = (stamps.granted_s + fifth_s * i for i in range(1, 5))
+            self.stamps = stamps = replace(
+                stamps,
+                prefill_start_s=start_s,
+                chunks_s=tuple(chunks_s),
+                committed_s=committed_s,
+                arrived_s=now,
+            )
+        if self._num_tokens > 1 and stamps.second_token_s is None:
+            self.stamps = replace(stamps, prebuilt_s=stamps.arrived_s, second_token_s=now)
 
     def _prompt_logprobs(self) -> tuple[TokenLogprobs, ...] | None:
         num = self.sampling.num_prompt_logprobs
@@ -180,9 +195,9 @@ class FakeNodes:
         """Return a counter of the protocol."""
         return {"messages_rejected": 0}
 
-    def restarts(self) -> dict[str, int]:
+    def restarts(self) -> dict[str, dict[str, int]]:
         """Return restarts of one role."""
-        return {"decode": 1}
+        return {"decode": {"died": 1}}
 
     def wait_submitted(self, count: int, timeout_s: float) -> bool:
         """Block until so many requests were submitted in all."""

@@ -20,27 +20,32 @@ import time
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from common.errors import RequestRejected
+from common.request import SamplingParams
 from gateway.answer import Answer, Delta, TextRules
 from gateway.body import parse_object, read_body
 from gateway.chunks import ChunkWriter
 from gateway.disconnect import run_while_connected
 from gateway.endpoints import Endpoint
 from gateway.errors import INTERNAL_ERROR, deadline_exceeded
+from gateway.failures import Failure, failure_of
 from gateway.limits import ModelLimits
+from gateway.live_requests import LiveCall, LiveRequests
 from gateway.metrics import Outcome, RequestMetrics
 from gateway.nodes import Nodes
 from gateway.openai_api import GenerationRequest
 from gateway.prompts import Prompt, check_model, check_prompts
 from gateway.rendering import Renderer
-from gateway.reply import Reply, event_of
+from gateway.reply import RECEIVED, Reply, event_of
 from gateway.text import TextPipeline
+from gateway.timeline import GatewayStamps
+from gateway.tracing import Tracing
 
 logger = logging.getLogger("baton.gateway")
 
@@ -60,7 +65,9 @@ class Service:
     max_body_bytes: int
     request_timeout_s: float
     metrics: RequestMetrics
+    requests: LiveRequests
     body_timeout_s: float = 60.0  # in which a client must have sent its body
+    tracing: Tracing | None = None
 
 
 class GenerationCall(Response):
@@ -72,36 +79,46 @@ class GenerationCall(Response):
         self._endpoint = endpoint
         self._id = endpoint.id_prefix + uuid.uuid4().hex
         self._created = int(time.time())
-        self._answers: list[Answer] = []
+        self._call = LiveCall(self._id, endpoint.path, GatewayStamps(time.monotonic()))
+        self._answers = self._call.answers
+        self._sampling: SamplingParams | None = None  # of a call that was read
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve the call; every failure becomes an error object."""
         reply = Reply(self._id, scope, receive, send)
         metrics = self._service.metrics
-        outcome = Outcome.FAILED
-        metrics.running.inc()
+        outcome, said = Outcome.FAILED, None
+        metrics.call_began()
+        if (received := scope.get("extensions", {}).get(RECEIVED)) is not None:
+            self._call.begun = GatewayStamps(received["at_s"])
+        self._service.requests.begin(self._call)
         try:
             body = await self._read_body(Request(scope, receive))
             await run_while_connected(self._serve(body, reply), receive)
             outcome = Outcome.SUCCESS
         except ClientDisconnect:
             outcome = Outcome.CLIENT_GONE
+            metrics.failed(Failure.CLIENT_GONE)
         except RequestRejected as error:
             outcome = Outcome.FAILED if error.status >= 500 else Outcome.REJECTED
+            said = error.message
+            if (kind := failure_of(error)) is not None:
+                metrics.failed(kind)
             # A client's mistake is counted; it is no news for whoever runs the server.
             level = logging.WARNING if error.status >= 500 else logging.DEBUG
             logger.log(level, "%s failed: %d %s", self._id, error.status, error.message)
             await self._fail(reply, error)
         except Exception:  # the top of a request: our own bug must not take others with it
             logger.exception("%s failed", self._id)
+            metrics.failed(Failure.INTERNAL)
+            said = INTERNAL_ERROR.message
             await self._fail(reply, INTERNAL_ERROR)
         finally:
             reply.close()
-            metrics.running.dec()
-            metrics.requests.labels(outcome.value).inc()
-            metrics.generation_tokens.inc(sum(answer.num_tokens for answer in self._answers))
-            for answer in self._answers:
-                metrics.count_times(answer)
+            records = self._service.requests.end(self._call, outcome, said)
+            metrics.call_ended(outcome, self._answers)
+            if (tracing := self._service.tracing) is not None:
+                tracing.add(records, self._service.model_name, self._sampling, scope["headers"])
 
     async def _fail(self, reply: Reply, error: RequestRejected) -> None:
         with contextlib.suppress(TimeoutError):  # who reads nothing does not hear why
@@ -132,9 +149,11 @@ class GenerationCall(Response):
                 ids = await loop.run_in_executor(threads, encode, service.text, context_length)
         except TimeoutError:
             raise deadline_exceeded("the request did not end in time: not yet tokenized") from None
+        self._call.begun = replace(self._call.begun, tokenized_s=time.monotonic())
         prompts = check_prompts(
             request, ids, self._endpoint.prompt_param, service.limits, service.nodes.capacity_tokens()
         )
+        self._sampling = prompts[0].sampling
         renderer = Renderer(
             self._endpoint,
             request,
@@ -157,22 +176,29 @@ class GenerationCall(Response):
         service = self._service
         left_s = max(0.0, due_s - asyncio.get_running_loop().time())
         rules = TextRules(request.stop, request.min_tokens)
+        begun = replace(self._call.begun, submitted_s=time.monotonic())
         for stream in service.nodes.submit(prompt.ids, prompt.sampling, left_s):
-            answer = Answer(len(self._answers), prompt.ids, stream, service.text.detokenizer(), rules)
+            detokenizer = service.text.detokenizer()
+            answer = Answer(len(self._answers), prompt.ids, stream, detokenizer, rules, begun)
             self._answers.append(answer)
-        service.metrics.prompt_tokens.inc(len(prompt.ids))
+        service.metrics.prompt_submitted(len(prompt.ids))
 
     async def _collect(self, renderer: Renderer, reply: Reply) -> None:
         deltas: list[list[Delta]] = [[] for _ in self._answers]
 
         def keep(answer: Answer, delta: Delta) -> None:
+            if not deltas[answer.index]:
+                answer.note_first_token()
             deltas[answer.index].append(delta)
 
         await self._follow(keep)
         await reply.body(renderer.body(self._answers, deltas))
 
     async def _stream(self, renderer: Renderer, reply: Reply) -> None:
-        chunks = ChunkWriter(renderer, self._answers, reply.write)
+        def first_written(answer: Answer) -> None:
+            reply.when_written(answer.note_first_token)
+
+        chunks = ChunkWriter(renderer, self._answers, reply.write, first_written)
         await self._follow(chunks.add)
         usage = renderer.usage_chunk(self._answers)
         if usage is not None:
@@ -197,5 +223,5 @@ class GenerationCall(Response):
                 all_ended.set_result(None)
 
         for answer in self._answers:
-            answer.follow(emit, ended)
+            answer.follow(emit, ended, self._service.metrics.token_times)
         await all_ended

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import gc
 import logging
-import os
 import socket
 from pathlib import Path
 from typing import Any
@@ -28,8 +27,10 @@ from gateway.app import build_app
 from gateway.client import NodeClient
 from gateway.connections import ConnectionLimits, make_room_for
 from gateway.limits import ModelLimits
+from gateway.live_requests import gateway_id
 from gateway.server import GatewayServer
 from gateway.text import TextPipeline
+from gateway.tracing import Tracing, open_tracing
 
 log = logging.getLogger("baton.gateway")
 
@@ -44,9 +45,10 @@ async def _serve(
     model_name: str,
     drain_grace_s: float,
     lifeline: Lifeline,
+    tracing: Tracing | None,
 ) -> None:
     context = open_context(keys)
-    hello = Hello(f"gateway-{os.getpid()}", Role.GATEWAY, this_process(), spec.fingerprint)
+    hello = Hello(gateway_id(), Role.GATEWAY, this_process(), spec.fingerprint)
     client = NodeClient(context, nodes_address, hello, new_epoch())
     loop = asyncio.get_running_loop()
 
@@ -56,10 +58,10 @@ async def _serve(
 
     lifeline.subscribe(on_notice)
     limits = ModelLimits(spec.context_length, spec.vocab_size)
-    app = build_app(client, text, config, model_name, limits)
+    app = build_app(client, text, config, model_name, limits, tracing)
     drain = Drain(drain_grace_s, is_supervised=lifeline.is_supervised)
     connections = ConnectionLimits(config.max_connections, config.client_timeout)
-    server = GatewayServer(app, drain, client.end_requests, connections)
+    server = GatewayServer(app, drain, client.end_requests, connections, client.drain)
     port = http.getsockname()[1]
     log.info("listening on http://%s:%d; nodes join %s", config.host, port, client.address)
     lifeline.ready(port=port)
@@ -67,7 +69,7 @@ async def _serve(
     async def stay_alive() -> None:
         while True:
             lifeline.usable(client.usable())
-            app.state.metrics.count_links(client.counters())  # what others show must not lag far behind
+            app.state.metrics.catch_up(client.counters())  # what others show must not lag far behind
             lifeline.alive()
             await asyncio.sleep(ALIVE_EVERY_S / 2)
 
@@ -78,6 +80,8 @@ async def _serve(
         await server.serve(sockets=[http])
     finally:
         alive.cancel()
+        if tracing is not None:
+            tracing.close()
         client.close()
         context.destroy(linger=0)
 
@@ -88,13 +92,14 @@ def run_gateway(
     """Run the gateway until it is told to end, and its requests are over; `model.model` is a folder.
 
     Raises:
-        ConfigError: the port is taken, or the model folder, a key or an address does not work.
+        ConfigError: the port is taken, or the model folder, a key, an address or tracing does not work.
     """
     keys = load_keys(listen.keys)
     if listen.nodes is not None:
         check_reach(listen.nodes, keys)
     gateway = replace(gateway, api_key=read_api_key(gateway.api_key))
     http = bind_http(gateway.host, gateway.port, is_shared=gateway.shares_port)
+    tracing = open_tracing(gateway.otlp_traces_endpoint)
     make_room_for(gateway.max_connections)
     http.setblocking(False)
     folder = Path(model.model)
@@ -105,6 +110,7 @@ def run_gateway(
     name = gateway.served_model_name or folder.name
     try:
         with contextlib.suppress(KeyboardInterrupt):
-            asyncio.run(_serve(http, nodes, keys, spec, text, gateway, name, drain.drain_grace, lifeline))
+            grace_s = drain.drain_grace
+            asyncio.run(_serve(http, nodes, keys, spec, text, gateway, name, grace_s, lifeline, tracing))
     finally:
         lifeline.close()

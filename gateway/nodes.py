@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from common.codec import IntArray
-from common.messages import PageLedger, Role, Timings
+from common.messages import PageLedger, Role
 from common.request import FinishReason, SamplingParams, TokenLogprobs
 
 
 class TokenEvent(NamedTuple):  # not a frozen dataclass: there is one a token, and those take a microsecond
-    """The next tokens of a request, at least one; the last event has a finish and timings.
+    """The next tokens of a request, at least one; the last event has a finish.
 
     The first has the prompt's log probabilities, where the request asked for them: one for every token of the
     prompt but the first.
@@ -24,9 +24,28 @@ class TokenEvent(NamedTuple):  # not a frozen dataclass: there is one a token, a
 
     token_ids: tuple[int, ...]
     finish: FinishReason | None
-    timings: Timings | None
     logprobs: tuple[TokenLogprobs, ...] = ()  # one a token, when the request asked for them
     prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NodeStamps:
+    """When nodes did what for a request, in seconds of this process's time.monotonic(); None: not (yet).
+
+    What another process said of itself, so it may be wrong: a clock between hosts is an estimate, and nobody
+    has checked the order. Of a request that was moved, or a transfer that was tried again, it is the last.
+    """
+
+    decode_node: str
+    prefill_node: str | None = None  # None: the decode node computes it, or it has not been granted yet
+    queued_s: float | None = None  # the decode node took it
+    granted_s: float | None = None  # it has pages, and a prefill node
+    prefill_start_s: float | None = None  # the first chunk was launched
+    chunks_s: tuple[float, ...] = ()  # when each chunk was done; the last one gave the first token
+    committed_s: float | None = None  # the prefill node had sent all; None where no hand-over was needed
+    arrived_s: float | None = None  # the decode node has the first token, and the pages
+    prebuilt_s: float | None = None  # it joined the running batch
+    second_token_s: float | None = None
 
 
 # Takes the next tokens of a request, or what made it fail: the last that comes then. It must not raise.
@@ -35,6 +54,11 @@ Take = Callable[[TokenEvent | Exception], None]
 
 class RequestStream(Protocol):
     """A request that was submitted. Whoever submitted it calls `abort` in the end, whatever happened."""
+
+    @property
+    def stamps(self) -> NodeStamps:
+        """Return what is known by now; may be read at any time, also after the end."""
+        ...
 
     async def next(self) -> TokenEvent:
         """Wait for more tokens; not called again after an event with a finish.
@@ -78,6 +102,9 @@ class NodeSnapshot:
     epoch: int
     pages: PageLedger
     counters: dict[str, int]
+    running: int = 0  # requests, by its last Status
+    queued: int = 0
+    page_bytes: int = 0  # of a KV page, over all layers
 
 
 class Nodes(Protocol):
@@ -116,6 +143,6 @@ class Nodes(Protocol):
         """Return the protocol counters of this process, for example `messages_rejected`."""
         ...
 
-    def restarts(self) -> dict[str, int]:
-        """Return how often the supervisor started each role again."""
+    def restarts(self) -> dict[str, dict[str, int]]:
+        """Return how often the supervisor started each role again, by why: died, left, stalled or slow."""
         ...

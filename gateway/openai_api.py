@@ -79,7 +79,7 @@ class GenerationRequest(Strict):
         ),
     ] = None
     return_token_ids: Annotated[bool, Field(description="ids of prompt and answer, see below")] = False
-    timings: Annotated[bool, Field(description="where the time went, see below; of one prompt")] = False
+    timings: Annotated[bool, Field(description="where the time went, see below")] = False
     timeout: Annotated[
         float | None, Field(gt=0, description="seconds until 504; by default `--request-timeout`")
     ] = None

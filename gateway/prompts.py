@@ -74,8 +74,6 @@ def check_prompts(
     """
     _check_ids(request.stop_token_ids, limits.vocab_size, "stop_token_ids")
     _check_ids(tuple(request.logit_bias), limits.vocab_size, "logit_bias")
-    if request.timings and len(prompts) * request.n > 1:
-        raise RequestRejected("timings needs a single prompt and a single choice", param="timings")
     _check_prompt_logprobs(request, prompts)
     length = request.length()
     checked = []

@@ -1,14 +1,14 @@
 """Answers -> the JSON of the OpenAI API: bodies, chunks, usage. Pure; sends nothing.
 
 Beside what OpenAI documents: `prompt_token_ids` and `token_ids` in a choice (`return_token_ids`; in a stream
-the former in the choice's first chunk, the latter in every chunk), `timings` in the body or in the chunk
-with the finish reason, and vLLM's `prompt_logprobs` in a choice or, of a chat, in the body.
+the former in the choice's first chunk, the latter in every chunk), `timings` in the body (of several choices,
+in each) or in the chunk with the finish reason; vLLM's `prompt_logprobs` in a choice or a chat's body.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from typing import Any
 
 from common.request import FinishReason, TokenLogprobs
@@ -24,8 +24,8 @@ from gateway.token_text import TokenTexts
 _NOTHING = Delta("", ())
 
 
-def _timings(delta: Delta) -> Json | None:
-    return None if delta.timings is None else asdict(delta.timings)
+def _timings(answer: Answer) -> Json:
+    return answer.timeline().to_json()
 
 
 class Renderer:
@@ -67,13 +67,15 @@ class Renderer:
                 choice["token_ids"] = [token_id for part in parts for token_id in part.token_ids]
             if self._request.prompt_logprobs is not None and self._endpoint.prompt_logprobs_in_choice:
                 choice["prompt_logprobs"] = self._prompt_logprobs(answer)
+            if self._request.timings and len(answers) > 1:
+                choice["timings"] = _timings(answer)
             choices.append(choice)
         body = self._head | {"object": self._endpoint.body_object, "choices": choices}
         body["usage"] = self._usage(answers)
         if self._request.prompt_logprobs is not None and not self._endpoint.prompt_logprobs_in_choice:
             body["prompt_logprobs"] = self._prompt_logprobs(answers[0])
-        if self._request.timings:
-            body["timings"] = _timings(deltas[0][-1])
+        if self._request.timings and len(answers) == 1:
+            body["timings"] = _timings(answers[0])
         return body
 
     def chunks(self, answer: Answer, delta: Delta, answers: Sequence[Answer]) -> list[Json]:
@@ -99,7 +101,7 @@ class Renderer:
         if has_content or delta.finish is not None or delta.scored or told or is_echo:
             chunk = self._chunk(answer, content, delta, answers)
             if self._request.timings and delta.finish is not None:
-                chunk["timings"] = _timings(delta)
+                chunk["timings"] = _timings(answer)
             chunks.append(chunk)
         return chunks
 
@@ -130,7 +132,7 @@ class Renderer:
         if self._request.max_tokens != 0:
             return deltas
         finish = FinishReason.LENGTH if deltas[-1].finish is not None else None
-        return [Delta("", (), finish, deltas[-1].timings)]
+        return [Delta("", (), finish)]
 
     def _whole(self, answer: Answer, text: str) -> Json:
         if self._may_call_tools:

@@ -8,6 +8,7 @@ tokens.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, Protocol
 
 from starlette.responses import Response
@@ -19,6 +20,7 @@ from gateway.rows import to_json, to_json_in_slices
 
 DONE = b"data: [DONE]\n\n"
 DIRECT = "baton.direct"  # of scope["extensions"]: has the connection's DirectWriter as `writer`
+RECEIVED = "baton.received"  # the same: has `at_s`, when the request's first bytes came (time.monotonic())
 
 
 class DirectWriter(Protocol):
@@ -26,6 +28,10 @@ class DirectWriter(Protocol):
 
     def write(self, data: bytes) -> bool:
         """Write a piece of the body soon; False, and nothing is, while the client reads too slowly."""
+        ...
+
+    def when_written(self, note: Callable[[], None]) -> None:
+        """Have it called right before what is to be written soon is; at once, where there is nothing."""
         ...
 
     def flush(self) -> None:
@@ -64,6 +70,7 @@ class Reply:
         self._streaming = False
         self._has_begun = False  # its status line is out
         self._waiting: list[bytes] = []  # written by the task, in order
+        self._notes: list[Callable[[], None]] = []  # called then
         self._writing: asyncio.Task[None] | None = None
 
     async def body(self, content: dict[str, Any]) -> None:
@@ -83,6 +90,18 @@ class Reply:
             self._writing = asyncio.create_task(self._write_waiting())
         else:
             self._waiting.append(events)
+
+    def when_written(self, note: Callable[[], None]) -> None:
+        """Have it called right before the client's socket gets the last of all events so far.
+
+        Before, because the client may have them before we go on.
+        """
+        if self._writing is not None:
+            self._notes.append(note)
+        elif self._direct is not None:
+            self._direct.when_written(note)
+        else:
+            note()
 
     async def done(self) -> None:
         """End a stream that succeeded."""
@@ -117,6 +136,11 @@ class Reply:
             await self._send({"type": "http.response.start", "status": 200, "headers": raw})
         while self._waiting:
             data, self._waiting = b"".join(self._waiting), []
+            notes, self._notes = self._notes, []
             # Waits while the client reads too slowly; meanwhile more comes to wait.
+            if notes:
+                await self._send({"type": "http.response.body", "body": b"", "more_body": True})
+                for note in notes:
+                    note()
             await self._send({"type": "http.response.body", "body": data, "more_body": True})
         self._writing = None

@@ -30,6 +30,11 @@ class Node:
         """It is a decode node."""
         return self.peer.hello.role is Role.DECODE
 
+    @property
+    def is_draining(self) -> bool:
+        """It said that it is about to leave."""
+        return self.status is not None and self.status.draining
+
     def take_status(self, status: Status, now: float) -> None:
         """Note what the node says of itself."""
         if self.status is None or status.steps != self.status.steps:
@@ -66,7 +71,7 @@ class Router:
         if node is None or node.peer is not peer:
             return None
         del self._nodes[peer.node_id]
-        if node.status is None or not node.status.draining:  # who said that it would leave is not missed
+        if not node.is_draining:  # who said that it would leave is not missed
             self._gone[peer.node_id] = now
         return node
 

@@ -27,6 +27,7 @@ class GatewayServer(uvicorn.Server):
 
     Args:
         end_requests: ends all requests with an error.
+        told_to_end: is called when a signal comes.
         limits: of connections.
     """
 
@@ -36,11 +37,12 @@ class GatewayServer(uvicorn.Server):
         drain: Drain,
         end_requests: Callable[[], None],
         limits: ConnectionLimits = DEFAULT_LIMITS,
+        told_to_end: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(
             uvicorn.Config(
                 app,
-                http=protocol_with(limits),
+                http=protocol_with(limits, app.state.metrics),
                 ws="none",
                 lifespan="off",
                 access_log=False,
@@ -52,6 +54,7 @@ class GatewayServer(uvicorn.Server):
         )
         self._drain = drain
         self._end_requests = end_requests
+        self._told_to_end = told_to_end
         self._loop: asyncio.AbstractEventLoop
 
     async def serve(self, sockets: list[socket.socket] | None = None) -> None:
@@ -65,6 +68,7 @@ class GatewayServer(uvicorn.Server):
 
     def _told(self, signum: int) -> None:
         now = self._loop.time()
+        self._told_to_end()
         if self._drain.told(signum, now):
             log.info("told to end: no new requests, and at most %g s for those that run", self._drain.grace_s)
             self._loop.call_later(self._drain.grace_s, self._end)

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from common.codec import IntArray
 from common.errors import RequestRejected
+from common.messages import Begun, Finish, Granted
 from common.request import LogprobArrays, SamplingParams, TokenLogprobs
-from gateway.nodes import Take, TokenEvent, pull
+from gateway.nodes import NodeStamps, Take, TokenEvent, pull
 from gateway.router import Node
 
 if TYPE_CHECKING:
@@ -36,6 +38,7 @@ class Stream:
         self.submission = submission
         self.request_id = request_id
         self.node: Node  # who has it
+        self.stamps: NodeStamps  # of that node
         self.received = 0
         self.scores: LogprobArrays | None = None  # of the prompt; they come before its first token
         self.open = True
@@ -89,6 +92,39 @@ class Stream:
         """Watch the deadline no more."""
         if self.timer is not None:
             self.timer.cancel()
+
+    def note_granted(self, granted: Granted) -> None:
+        """It has pages at its node, perhaps once more."""
+        offset_s = self.node.peer.offset_s
+        self.stamps = NodeStamps(
+            self.stamps.decode_node,
+            granted.prefill_node,
+            queued_s=granted.queued_s + offset_s,
+            granted_s=granted.granted_s + offset_s,
+        )
+
+    def note_begun(self, begun: Begun) -> None:
+        """Its first token is here; what was said when it got its pages may have been lost."""
+        self.note_granted(begun.granted)
+        offset_s = self.node.peer.offset_s
+        prefill = begun.prefill.shifted(offset_s)
+        self.stamps = replace(
+            self.stamps,
+            prefill_start_s=prefill.start_s,
+            chunks_s=prefill.chunks_s,
+            committed_s=prefill.committed_s,
+            arrived_s=begun.arrived_s + offset_s,
+        )
+
+    def note_finished(self, finish: Finish) -> None:
+        """Its last token is here."""
+        offset_s = self.node.peer.offset_s
+        prebuilt_s, second_s = finish.prebuilt_s, finish.second_token_s
+        self.stamps = replace(
+            self.stamps,
+            prebuilt_s=None if prebuilt_s is None else prebuilt_s + offset_s,
+            second_token_s=None if second_s is None else second_s + offset_s,
+        )
 
     def put(self, event: TokenEvent | RequestRejected) -> None:
         """Hand over what came."""

@@ -12,6 +12,7 @@ from dataclasses import replace
 from common.codec import IntArray
 from common.messages import Submit
 from common.request import SamplingParams
+from gateway.nodes import NodeStamps
 from gateway.router import Node
 from gateway.stream import Stream
 
@@ -31,6 +32,7 @@ class Submission:
             Stream(self, first_id + i, prompt_ids, one, abort) for i, one in enumerate(each_choice(sampling))
         )
         self.tried: set[int] = set()  # epochs of all who had it
+        self.is_broken = False  # a node ended it with 500
         self._prompt_ids = prompt_ids
         self._sampling = sampling
         self._deadline_s = deadline_s
@@ -38,7 +40,7 @@ class Submission:
     def given_to(self, node: Node, streams: Collection[Stream], now: float) -> Submit:
         """Note who has these of its requests from now on; return what it is to be told."""
         for stream in streams:
-            stream.node = node
+            stream.node, stream.stamps = node, NodeStamps(node.peer.node_id)
         self.tried.add(node.peer.epoch)
         timeout_ms = None
         if self._deadline_s is not None:

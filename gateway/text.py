@@ -73,7 +73,7 @@ class TextPipeline:
         if not (folder / "tokenizer.json").exists():
             if optional:
                 return cls(None)
-            raise ConfigError(f"{folder} has no tokenizer.json")
+            raise ConfigError(f"{folder} has no tokenizer.json: put it there, or take --load-format dummy")
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
         except Exception as error:  # whatever a broken file makes of it

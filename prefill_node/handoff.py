@@ -43,12 +43,12 @@ class Handoff:
         watch = EventWatch(engine.streams.device, "step results")
         self.loop: StepLoop[PrefillStep[TransferKey]] = StepLoop(engine.runner, watch, overlap=engine.overlap)
 
-    def take(self, outputs: list[SenderOutput], now: float) -> None:
+    def take(self, outputs: list[SenderOutput]) -> None:
         """What the endpoint reports."""
         for output in outputs:
             match output:
                 case TransferArrived(key, prefill):
-                    rejection = self._scheduler.submit(key, prefill, now)
+                    rejection = self._scheduler.submit(key, prefill)
                     if rejection is not None:
                         log.warning("transfer %d: %s", key.transfer_id, rejection.reason)
                         self._endpoint.reject(key, rejection.status, rejection.reason)
@@ -57,26 +57,20 @@ class Handoff:
                 case TransferEnded(key):
                     self._scheduler.end(key)
 
-    def step(self, now: float) -> bool:
+    def step(self) -> bool:
         """Launch the next chunks and send them behind the forward; True when something was done."""
         self.loop.wake()
         self._compile()
         for request in self._scheduler.admit():
             self._engine.runner.grant(request)
-        step = self._scheduler.next_step(now) if self.loop.can_launch else None
+        step = self._scheduler.next_step(self._clock()) if self.loop.can_launch else None
         if step is not None:
             self._send(step, after=self.loop.launch(step))
         done = step is not None
         for result in self.loop.results(launched=step is not None):
             done = True
-            for ready in self._scheduler.process(result.step, result.tokens, self._clock()):
-                self._endpoint.first_token(
-                    ready.key,
-                    ready.choices,
-                    queue_ms=ready.queue_ms,
-                    prefill_ms=ready.prefill_ms,
-                    prompt_logprobs=ready.prompt_logprobs,
-                )
+            for key, token in self._scheduler.process(result.step, result.tokens, self._clock()):
+                self._endpoint.first_token(key, token)
         return done
 
     def _compile(self) -> None:
@@ -90,7 +84,7 @@ class Handoff:
 
     def _send(self, step: PrefillStep[TransferKey], after: Event) -> None:
         for chunk in step.chunks:
-            if chunk.is_first:
+            if chunk.plan.start == 0:
                 self._endpoint.start(chunk.job.key)
             self._endpoint.chunk(
                 chunk.job.key,

@@ -54,7 +54,7 @@ class PrefillNode:
         )
         stream = TransferStream(engine.streams)
         self._endpoint = sender_class()(
-            self._context, listen, engine.pool, transfer, hello, epoch, stream=stream
+            self._context, listen, engine.pool, transfer, hello, epoch, stream=stream, clock=clock
         )
         self._scheduler: PrefillScheduler[TransferKey] = PrefillScheduler(
             layout=engine.layout,
@@ -73,17 +73,17 @@ class PrefillNode:
             epoch,
             status_of=self._status,
             stats=self._stats,
-            now=clock(),
+            clock=clock,
         )
 
     def turn(self, now: float) -> bool:
         """Read, compute one step, send."""
         for gateway in self._gateways:
             gateway.poll(now)
-        self._handoff.take(self._endpoint.poll(now), now)
-        done = self._handoff.step(now)
+        self._handoff.take(self._endpoint.poll(now))
+        done = self._handoff.step()
         # What the step ended (a Commit) is reported by the next poll; without this turn it would wait.
-        self._handoff.take(self._endpoint.take_outputs(), now)
+        self._handoff.take(self._endpoint.take_outputs())
         if self._debug_checks:
             self._scheduler.check_invariants()
         return done or self._endpoint.has_more
@@ -131,8 +131,8 @@ class PrefillNode:
         counters = Counter(self._endpoint.counters())
         for gateway in self._gateways:
             counters.update(gateway.connector.counters)
-        counters["steps"] = self._handoff.loop.num_launched
-        counters["tokens_computed"] = self._scheduler.tokens_computed
+        counters.update(self._handoff.loop.counters())
+        counters["attention_fallbacks"] = int(self._engine.attention_fell_back)
         return self._scheduler.ledger(), dict(counters)
 
 

@@ -17,13 +17,14 @@ from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from common.engine.batch import ScheduleBatch, prepare_for_extend
-from common.engine.chunking import ChunkPlan, advance, plan_chunks
+from common.engine.chunking import ChunkPlan, advance, note_done, plan_chunks
 from common.kv.allocator import Lease, PageAllocator, PageUse
 from common.kv.faulty_allocator import page_allocator
 from common.kv.fence import FencedFreeList, StepFence
 from common.kv.layout import KVLayout
 from common.messages import Choice, PageLedger, Prefill
-from common.request import MAX_PROMPT_LOGPROBS, Grammar, LogprobArrays, Request, SampledToken
+from common.request import MAX_PROMPT_LOGPROBS, Grammar, Request, SampledToken
+from transfer.sender import FirstToken, Reject
 
 K = TypeVar("K", bound=Hashable)  # the owner's name for a transfer
 
@@ -34,18 +35,8 @@ class PrefillJob(Generic[K]):
 
     key: K
     request: Request
-    arrived_s: float
     lease: Lease | None = None
-    launched_s: float | None = None  # first chunk
     stopped: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Rejection:
-    """Why a transfer cannot be taken at all."""
-
-    status: int
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +45,6 @@ class JobChunk(Generic[K]):
 
     job: PrefillJob[K]
     plan: ChunkPlan
-    is_first: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +54,6 @@ class PrefillStep(Generic[K]):
     step_id: int
     batch: ScheduleBatch
     chunks: tuple[JobChunk[K], ...]
-
-
-@dataclass(frozen=True, slots=True)
-class FirstTokenReady(Generic[K]):
-    """A prompt is done: the token that follows in each choice, and where its time went."""
-
-    key: K
-    choices: tuple[Choice, ...]
-    queue_ms: float
-    prefill_ms: float
-    prompt_logprobs: LogprobArrays | None = None  # where they were asked for
 
 
 @dataclass(eq=False)
@@ -92,7 +71,6 @@ class PrefillScheduler(Generic[K]):
     context_length: int
     eos_token_ids: tuple[int, ...]
     pages: PageAllocator = field(init=False)
-    tokens_computed: int = 0
     _rows: FencedFreeList = field(init=False)
     _fence: StepFence = field(default_factory=StepFence)
     _compiling: dict[K, PrefillJob[K]] = field(default_factory=dict)
@@ -114,27 +92,27 @@ class PrefillScheduler(Generic[K]):
         """Transfers that steps are still to be made for."""
         return self.num_queued + sum(self._computes(job) for job in self._started.values())
 
-    def submit(self, key: K, prefill: Prefill, now: float) -> Rejection | None:
+    def submit(self, key: K, prefill: Prefill) -> Reject | None:
         """Queue a transfer, or say why it can never be taken."""
         prompt_len = len(prefill.prompt_ids)
         num_pages = self.layout.pages_for(prompt_len)
         if not 0 < prompt_len <= self.context_length:
-            return Rejection(400, f"a prompt of {prompt_len} tokens; the model takes {self.context_length}")
+            return Reject(400, f"a prompt of {prompt_len} tokens; the model takes {self.context_length}")
         if min(prefill.prompt_ids) < 0 or max(prefill.prompt_ids) >= self.vocab_size:
-            return Rejection(400, f"a token id is not below the vocabulary size, {self.vocab_size}")
+            return Reject(400, f"a token id is not below the vocabulary size, {self.vocab_size}")
         if max(prefill.sampling.stop_token_ids, default=0) >= self.vocab_size:
-            return Rejection(400, f"a stop token id is not below the vocabulary size, {self.vocab_size}")
+            return Reject(400, f"a stop token id is not below the vocabulary size, {self.vocab_size}")
         if (prefill.sampling.num_prompt_logprobs or 0) > self.vocab_size:
-            return Rejection(400, f"the vocabulary has {self.vocab_size} tokens")
+            return Reject(400, f"the vocabulary has {self.vocab_size} tokens")
         if prompt_len * prefill.sampling.num_prompt_numbers > MAX_PROMPT_LOGPROBS:
-            return Rejection(400, f"more than {MAX_PROMPT_LOGPROBS} log probabilities of a prompt")
+            return Reject(400, f"more than {MAX_PROMPT_LOGPROBS} log probabilities of a prompt")
         if num_pages > self.num_pages:
-            return Rejection(400, f"a prompt of {num_pages} pages; the prefill node has {self.num_pages}")
+            return Reject(400, f"a prompt of {num_pages} pages; the prefill node has {self.num_pages}")
         if len(prefill.page_ids) != num_pages:
-            return Rejection(500, f"{len(prefill.page_ids)} pages granted for a prompt of {num_pages}")
+            return Reject(500, f"{len(prefill.page_ids)} pages granted for a prompt of {num_pages}")
         request = Request(prefill.prompt_ids, prefill.sampling, prompt_len)
         waiting = self._queued if prefill.sampling.grammar is None else self._compiling
-        waiting[key] = PrefillJob(key, request, now)
+        waiting[key] = PrefillJob(key, request)
         return None
 
     def compiling(self) -> list[tuple[K, Grammar]]:
@@ -172,42 +150,29 @@ class PrefillScheduler(Generic[K]):
         if not plans:
             return None
         batch = prepare_for_extend(plans, self.layout.page_size)
-        advance(plans)
-        self.tokens_computed += batch.extend_num_tokens
-        chunks = tuple(
-            JobChunk(job, plan, is_first=plan.start == 0) for job, plan in zip(jobs, plans, strict=False)
-        )
-        for chunk in chunks:
-            if chunk.job.launched_s is None:
-                chunk.job.launched_s = now
+        advance(plans, now)
+        chunks = tuple(JobChunk(job, plan) for job, plan in zip(jobs, plans, strict=False))
         return PrefillStep(self._fence.launch(), batch, chunks)
 
     def process(
         self, step: PrefillStep[K], tokens: Sequence[SampledToken], now: float
-    ) -> list[FirstTokenReady[K]]:
-        """Take a step's result: the first tokens of the prompts that it ended."""
+    ) -> list[tuple[K, FirstToken]]:
+        """Take a step's result: the first tokens of the prompts that it ended, one for each choice."""
         self._fence.process(step.step_id)
-        ready = []
+        note_done((chunk.plan for chunk in step.chunks), now)
+        ready: list[tuple[K, FirstToken]] = []
         ended = [chunk.job for chunk in step.chunks if chunk.plan.is_last]
         left = iter(tokens)
         for job in ended:
-            sampling = job.request.sampling
+            request, sampling = job.request, job.request.sampling
             drawn = tuple(islice(left, sampling.num_choices))
             if job.stopped:
                 continue
-            assert job.launched_s is not None
-            ready.append(
-                FirstTokenReady(
-                    job.key,
-                    tuple(
-                        Choice(s.token, sampling.finish_reason(s.token, 1, self.eos_token_ids), s.logprobs)
-                        for s in drawn
-                    ),
-                    queue_ms=(job.launched_s - job.arrived_s) * 1000,
-                    prefill_ms=(now - job.launched_s) * 1000,
-                    prompt_logprobs=job.request.prompt_logprobs,
-                )
+            choices = tuple(
+                Choice(s.token, sampling.finish_reason(s.token, 1, self.eos_token_ids), s.logprobs)
+                for s in drawn
             )
+            ready.append((job.key, FirstToken(choices, request.prefill, request.prompt_logprobs)))
         self._pass_fence(step.step_id)
         return ready
 

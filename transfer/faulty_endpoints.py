@@ -12,8 +12,6 @@ from typing import Any
 
 from common import faults
 from common.device.streams import DONE, Event
-from common.messages import Choice
-from common.request import LogprobArrays
 from transfer import sender as tx
 from transfer.receiver_endpoint import ReceiverEndpoint, ReceiverOutput, TransferDone, TransferReleased
 from transfer.sender_endpoint import SenderEndpoint, SenderOutput, TransferKey
@@ -49,19 +47,9 @@ class FaultySenderEndpoint(SenderEndpoint):
         go = partial(super().chunk, key, first_page, tuple(page_ids), is_last=is_last, after=after)
         self._do("after-prefill" if is_last else None, key, go)
 
-    def first_token(
-        self,
-        key: TransferKey,
-        choices: tuple[Choice, ...],
-        *,
-        queue_ms: float,
-        prefill_ms: float,
-        prompt_logprobs: LogprobArrays | None = None,
-    ) -> None:
+    def first_token(self, key: TransferKey, token: tx.FirstToken) -> None:
         """Take the first tokens, behind what is held."""
-        times = {"queue_ms": queue_ms, "prefill_ms": prefill_ms}
-        go = partial(super().first_token, key, choices, **times, prompt_logprobs=prompt_logprobs)
-        self._do("before-commit", key, go)
+        self._do("before-commit", key, partial(super().first_token, key, token))
 
     def poll(self, now: float) -> list[SenderOutput]:
         """Go on with what is held no longer."""

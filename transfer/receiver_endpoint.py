@@ -7,12 +7,14 @@ is over are counted and dropped. Owned by the node's loop; not thread-safe.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 
+from common.clock import Clock
 from common.codec import Header, IntArray
 from common.config import TransferConfig
 from common.connector import Connector
@@ -47,22 +49,11 @@ from transfer.planes.shm import SHM
 log = logging.getLogger("baton.transfer")
 
 MEBIBYTE = 1 << 20
-COUNTERS = (
-    "transfers_started",
-    "transfers_done",
-    "transfers_failed",
-    "transfers_aborted",
-    "pages_received",
-    "chunks_broken",
-    "messages_late",
-    "messages_misplaced",
-    "peers_unusable",
-)
 
 
 @dataclass(frozen=True, slots=True)
 class TransferDone:
-    """Pages and first token are in."""
+    """Pages and first token are in; the stamps are on our clock."""
 
     transfer_id: int
     commit: Commit
@@ -124,6 +115,7 @@ class ReceiverEndpoint:
 
     Args:
         streams: of the node; None: its own.
+        clock: the one that `poll` is given the time of.
     """
 
     def __init__(
@@ -135,7 +127,9 @@ class ReceiverEndpoint:
         epoch: int,
         *,
         streams: Streams | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._context = context
         self._pool = pool
         self._streams = streams or Streams(pool.device)
@@ -144,20 +138,24 @@ class ReceiverEndpoint:
         self._epoch = epoch
         self._nodes: dict[str, _PrefillNode] = {}
         self._transfers: dict[int, _Incoming] = {}
+        self._unusable: set[PeerInfo] = set()
         self._placed: Event = DONE  # the end of what D itself last copied into pages
         self._out_of_reach = DeathWatch(local.host)
         self._next_id = 1
         self._turn = 0
         self._outputs: list[ReceiverOutput] = []
-        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._counters: Counter[str] = Counter()
 
     # Which prefill nodes there are --------------------------------------------------------------------------
 
-    def set_prefill_nodes(self, prefills: Sequence[PeerInfo], now: float) -> None:
+    def set_prefill_nodes(
+        self, prefills: Sequence[PeerInfo], now: float, *, others_died: bool = True
+    ) -> None:
         """Connect to the ones that are new, drop the ones that are gone or started again."""
         wanted = {info.node_id: info for info in prefills}
         for node_id, node in list(self._nodes.items()):
             if wanted.get(node_id) != node.info:
+                node.is_draining |= not others_died  # then they are not counted as lost
                 self._drop(node, "the gateway no longer lists it", now)
         for node_id, info in wanted.items():
             if node_id in self._nodes:
@@ -165,8 +163,10 @@ class ReceiverEndpoint:
             try:
                 self._nodes[node_id] = self._connect(info, now)
             except ConfigError as error:  # an address that this process cannot use is not its end
-                self._counters["peers_unusable"] += 1
-                log.error("%s: prefill node %s: %s", self._local.node_id, node_id, error)
+                if info not in self._unusable:  # it is told of again and again
+                    self._unusable.add(info)
+                    self._counters["peers_unusable"] += 1
+                    log.error("%s: prefill node %s: %s", self._local.node_id, node_id, error)
 
     def ready_nodes(self) -> list[str]:
         """Prefill nodes that can be given work, the next in turn first."""
@@ -251,6 +251,9 @@ class ReceiverEndpoint:
                         self._up(node, peer)
                     case PeerDown(peer, reason):
                         self._down(node, peer, f"prefill node {node.info.node_id}: {reason}", now)
+                    case PeerMessage(peer, Commit(stamps=stamps) as commit):
+                        commit = replace(commit, stamps=stamps.shifted(peer.offset_s))
+                        self._message(node, commit, now)
                     case PeerMessage(_, message):
                         self._message(node, message, now)
         for epoch in self._out_of_reach.dead():
@@ -261,12 +264,12 @@ class ReceiverEndpoint:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> Counter[str]:
         """Counts since start, by name."""
         total = Counter(self._counters)
         for node in self._nodes.values():
             total.update(node.connector.counters)
-        return dict(total)
+        return total
 
     def close(self) -> None:
         """Close all links."""
@@ -295,9 +298,8 @@ class ReceiverEndpoint:
                 return f"{info.address} should be {info.node_id}, it is {theirs.node_id}"
             return mismatch(ours, theirs)
 
-        connector = Connector(
-            self._context, info.address, self._local, self._epoch, status, now=now, place=place, check=check
-        )
+        who = self._context, info.address, self._local, self._epoch
+        connector = Connector(*who, status, now=now, place=place, check=check, clock=self._clock)
         node = _PrefillNode(info, connector)
         return node
 
@@ -320,6 +322,7 @@ class ReceiverEndpoint:
                 transfer.node = node  # the same process: it can be asked again whether it is quiet
 
     def _down(self, node: _PrefillNode, peer: Peer | None, reason: str, now: float) -> None:
+        self._counters["prefill_nodes_lost"] += node.peer is not None and not node.is_draining
         node.peer = None
         if node.plane is not None:
             node.plane.close()
@@ -343,6 +346,7 @@ class ReceiverEndpoint:
             case Chunk() | Commit() | Rejected() | Quiesced():
                 self._transfer_message(node, message.transfer_id, message, now)
             case Failed():
+                self._counters["prefill_nodes_failed"] += not node.is_draining
                 self._transfer_message(node, message.id, message, now)
             case _:
                 self._counters["messages_misplaced"] += 1
@@ -367,12 +371,15 @@ class ReceiverEndpoint:
             log.error("%s: %s: %s", self._local.node_id, node.info.node_id, error)
             self._counters["messages_rejected"] += 1
         for transfer_id in node.reconciler.on_status(status.last_seq_seen, status.open_ids):
+            self._counters["transfers_lost"] += 1
             lost = rx.Lost(f"{node.info.node_id} does not know the transfer", quiet=True)
             self._feed(self._transfers[transfer_id], lost, now)
 
     def _feed(self, transfer: _Incoming, input_: rx.Input, now: float) -> None:
         try:
             outputs = transfer.machine.handle(input_, now)
+            if isinstance(input_, Chunk | Commit) and any(isinstance(o, rx.GaveOut) for o in outputs):
+                self._counters["pages_wrong"] += 1
         except RemoteProtocolError as error:
             self._counters["messages_misplaced"] += 1
             outputs = transfer.machine.handle(rx.Broken(str(error)), now)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from common.errors import LocalProtocolError
 from common.messages import Abort, Choice, Commit, Failed, Quiesced, Rejected
-from common.request import LogprobArrays
+from common.request import LogprobArrays, PrefillStamps
 from transfer.states import SENDER_ENDS, SENDER_TABLE, SenderEvent, SenderState
 
 # Inputs: the message Abort, and ----------------------------------------------------------------------------
@@ -42,8 +42,7 @@ class FirstToken:
     """The first token of each choice was sampled."""
 
     choices: tuple[Choice, ...]
-    queue_ms: float
-    prefill_ms: float
+    stamps: PrefillStamps
     prompt_logprobs: LogprobArrays | None = None
 
 
@@ -182,16 +181,8 @@ class Sender:
             return ()
         self._step(SenderEvent.COMPLETE)
         scores = token.prompt_logprobs or LogprobArrays()
-        commit = Commit(
-            self.transfer_id,
-            self.num_pages,
-            token.queue_ms,
-            token.prefill_ms,
-            token.choices,
-            scores.logprobs,
-            scores.top_ids,
-            scores.top_logprobs,
-        )
+        arrays = scores.logprobs, scores.top_ids, scores.top_logprobs
+        commit = Commit(self.transfer_id, self.num_pages, token.stamps, token.choices, *arrays)
         return (Send(commit), Ended())
 
     def _stop(self, event: SenderEvent, last_word: Quiesced | Failed | None) -> tuple[Output, ...]:

@@ -8,22 +8,23 @@ node's loop; not thread-safe.
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import zmq
 
 from common.acceptor import Acceptor
+from common.clock import Clock
 from common.codec import IntArray
 from common.config import TransferConfig
 from common.device.streams import DONE, Event, Streams
 from common.kv.pool import KVPool
-from common.messages import Abort, Choice, Credit, Failed, Hello, Prefill, Quiesced, Rejected, Status
+from common.messages import Abort, Commit, Credit, Failed, Hello, Prefill, Quiesced, Rejected, Status
 from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.reconcile import Reconciler
 from common.remembered import EarlyAborts
-from common.request import LogprobArrays
 from common.sockets import Pollable
 from transfer import sender as tx
 from transfer.faulty_planes import planes_class
@@ -33,16 +34,6 @@ from transfer.states import SenderState
 from transfer.transfer_stream import TransferStream
 
 log = logging.getLogger("baton.transfer")
-
-COUNTERS = (
-    "transfers_started",
-    "transfers_rejected",
-    "transfers_aborted",
-    "aborts_before_request",
-    "pages_sent",
-    "messages_duplicate",
-    "messages_misplaced",
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +96,7 @@ class SenderEndpoint:
     Args:
         stream: where pages are copied; None: a stream of its own.
         planes: which planes there are; None: all.
+        clock: the one that `poll` is given the time of.
     """
 
     def __init__(
@@ -118,15 +110,17 @@ class SenderEndpoint:
         *,
         stream: TransferStream | None = None,
         planes: SenderPlanes | None = None,
+        clock: Clock = time.monotonic,
     ) -> None:
+        self._clock = clock
         self._stream = stream or TransferStream(Streams(pool.device))
         self._planes = planes or planes_class()(pool, config, self._stream, pool_openers(pool.device))
         self._early_aborts: EarlyAborts[TransferKey] = EarlyAborts()
-        self._acceptor = Acceptor(context, address, local, epoch, self._status, self._planes.choose)
+        self._acceptor = Acceptor(context, address, local, epoch, self._status, self._planes.choose, clock)
         self._nodes: dict[int, _DecodeNode] = {}  # by epoch
         self._transfers: dict[TransferKey, _Outgoing] = {}
         self._outputs: list[SenderOutput] = []
-        self._counters: Counter[str] = Counter(dict.fromkeys(COUNTERS, 0))
+        self._counters: Counter[str] = Counter()
         self.is_draining = False
 
     @property
@@ -155,17 +149,9 @@ class SenderEndpoint:
         if node is not None:
             self._move(node)
 
-    def first_token(
-        self,
-        key: TransferKey,
-        choices: tuple[Choice, ...],
-        *,
-        queue_ms: float,
-        prefill_ms: float,
-        prompt_logprobs: LogprobArrays | None = None,
-    ) -> None:
+    def first_token(self, key: TransferKey, token: tx.FirstToken) -> None:
         """The first token of each choice was sampled."""
-        self._feed(key, tx.FirstToken(choices, queue_ms, prefill_ms, prompt_logprobs))
+        self._feed(key, token)
 
     def reject(self, key: TransferKey, status: int, reason: str) -> None:
         """It cannot be taken at all."""
@@ -222,11 +208,12 @@ class SenderEndpoint:
         outputs, self._outputs = self._outputs, []
         return outputs
 
-    def counters(self) -> dict[str, int]:
+    def counters(self) -> Counter[str]:
         """Counts since start, by name."""
         total = Counter(self._counters)
         total.update(self._acceptor.counters)
-        return {**total, "planes_fallen_back": self._planes.num_fallen_back}
+        total["planes_fallen_back"] = self._planes.num_fallen_back
+        return total
 
     def close(self) -> None:
         """Close all links, and wait for the copies that are under way."""
@@ -330,6 +317,9 @@ class SenderEndpoint:
         for output in transfer.machine.handle(input_):
             match output:
                 case tx.Send(message):
+                    if isinstance(message, Commit):
+                        stamps = replace(message.stamps, committed_s=self._clock())
+                        message = replace(message, stamps=stamps)
                     if node is not None:
                         node.peer.send(message)
                 case tx.Post(first_page, page_ids):

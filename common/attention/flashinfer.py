@@ -48,14 +48,19 @@ class _Prefill:
     attend: Callable[[int, Tensor, Tensor, Tensor], Tensor]  # (layer, q, k, v)
 
 
-def announce_build(head_dim: int, dtype: torch.dtype) -> None:
-    """Say what is going to be built, where flashinfer's cache has no kernels for prompts of this kind."""
+def has_prefill_kernels(head_dim: int, dtype: torch.dtype) -> bool:
+    """Say whether flashinfer's cache has kernels for prompts of this kind."""
     from flashinfer.jit import env
 
     kind = {torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
     name = f"batch_prefill*dtype_q_{kind}_*head_dim_qk_{head_dim}_*/*.so"
     caches = [Path(folder) for folder in (env.FLASHINFER_AOT_DIR, env.FLASHINFER_JIT_DIR)]
-    if not any(cache.is_dir() and any(cache.glob(name)) for cache in caches):
+    return any(cache.is_dir() and any(cache.glob(name)) for cache in caches)
+
+
+def announce_build(head_dim: int, dtype: torch.dtype) -> None:
+    """Say what is going to be built, where flashinfer's cache does not have it."""
+    if not has_prefill_kernels(head_dim, dtype):
         log.info(
             "building flashinfer's prefill kernels for heads of %d in %s: 1 to 10 minutes, by the number of "
             "cores; once, then they are cached",

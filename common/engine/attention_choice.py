@@ -59,6 +59,12 @@ def choose_attention(
     return "triton"
 
 
+def fell_back(config: EngineConfig, backend: str, device: torch.device, *, prefills: bool) -> bool:
+    """Say whether "auto" became what is not the fastest on a GPU."""
+    best = "flashinfer" if prefills else "triton"
+    return device.type == "cuda" and config.attention == "auto" and backend != best
+
+
 def make_attention(backend: str, pool: KVPool, heads: int, max_running: int) -> AttentionBackend:
     """Make the backend that `choose_attention` named, over a pool."""
     if backend == "sdpa":

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from common.config import EngineConfig
 from common.errors import ConfigError
-from common.request import Request
+from common.request import PrefillStamps, Request
 
 CPU_PREFILL_BUDGET, GPU_PREFILL_BUDGET = 128, 16384
 # With so many tokens a batch computes at full speed (H200, products of Llama-3.1-8B: 775 TFLOP/s at 2,048
@@ -79,12 +79,21 @@ def plan_chunks(
     return tuple(chunks)
 
 
-def advance(chunks: Iterable[ChunkPlan]) -> None:
+def advance(chunks: Iterable[ChunkPlan], now: float) -> None:
     """Count what was planned as launched. After `prepare_for_extend`, which reads the lengths before."""
     for chunk in chunks:
+        if chunk.start == 0 and chunk.request.resumed_ids is None:
+            chunk.request.prefill = PrefillStamps(now)
         chunk.request.computed_len = chunk.end
         if chunk.samples:
             chunk.request.num_sampled += 1
+
+
+def note_done(chunks: Iterable[ChunkPlan], now: float) -> None:
+    """Note when chunks were done, unless they are computed again, after a retraction."""
+    for chunk in chunks:
+        if chunk.request.resumed_ids is None:
+            chunk.request.prefill = chunk.request.prefill.with_chunk(now)
 
 
 def resolve_prefill_budget(config: EngineConfig, device_type: str) -> int:

@@ -14,7 +14,7 @@ import torch
 from common.config import EngineConfig, ModelConfig
 from common.device.memory import free_and_total_bytes, wait_for_memory
 from common.device.streams import Streams
-from common.engine.attention_choice import captures_graphs, choose_attention, make_attention
+from common.engine.attention_choice import captures_graphs, choose_attention, fell_back, make_attention
 from common.engine.chunking import SATURATING_TOKENS, resolve_max_running, resolve_prefill_budget
 from common.engine.cuda_graphs import NO_GRAPHS, GraphSizes, decode_sizes, extend_sizes
 from common.engine.grammar_compiler import GrammarCompiler
@@ -54,6 +54,7 @@ class Engine:
     max_running: int
     prefill_budget: int  # tokens a batch; of a decode node: of requests that were retracted
     overlap: bool
+    attention_fell_back: bool  # "auto" became what is not the fastest, and the log says why
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +173,7 @@ def _load(folder: Path, model: ModelConfig, config: EngineConfig, duties: Duties
         max_running=max_running,
         prefill_budget=budget,
         overlap=on_gpu if config.overlap == "auto" else config.overlap == "on",
+        attention_fell_back=fell_back(config, backend, device, prefills=duties.prefills),
     )
 
 

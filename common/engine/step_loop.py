@@ -15,7 +15,7 @@ are drawn as soon as step k-1 was read:
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar
@@ -55,11 +55,16 @@ class StepLoop(Generic[StepT]):
         self._overlap = overlap
         self._in_flight: deque[tuple[StepT, StepRecord]] = deque()
         self._unsampled: tuple[StepT, StepForward] | None = None  # behind the one in flight
+        self._counters: Counter[str] = Counter()
 
     @property
     def num_launched(self) -> int:
         """Steps launched since start."""
         return self._runner.num_launched
+
+    def counters(self) -> dict[str, int]:
+        """Steps since start, their rows and prompt tokens; how many steps had up to 1, 2, 4, 8, ... rows."""
+        return {"steps": self.num_launched, **self._counters}
 
     @property
     def is_idle(self) -> bool:
@@ -73,6 +78,10 @@ class StepLoop(Generic[StepT]):
 
     def launch(self, step: StepT) -> Event:
         """Start a step; returns when its forward, and so its KV, is done."""
+        num_rows = len(step.batch.req_pool_indices)
+        self._counters["step_rows"] += num_rows
+        self._counters[f"steps_up_to_{1 << (num_rows - 1).bit_length()}"] += 1
+        self._counters["tokens_computed"] += step.batch.extend_num_tokens - step.batch.num_decode
         forward = self._runner.forward(step.batch)
         if self._in_flight and self._runner.waits_for(step.batch, self._in_flight[-1][0].batch):
             self._unsampled = step, forward

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 
 from common.supervision.child import Child, ChildSpec
 from common.supervision.stop_signals import StopSignals
+from terminal.progress import beside_progress
 
 log = logging.getLogger("baton.supervisor")
 
@@ -46,7 +47,7 @@ class Listener(Protocol):
 
 def _show(data: bytes) -> None:
     # A terminal that was closed takes no more output; the server goes on until it is told to stop.
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError), beside_progress():
         while data:
             data = data[os.write(2, data) :]
 

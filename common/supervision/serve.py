@@ -50,6 +50,7 @@ from common.supervision.child import ChildSpec
 from common.supervision.children import Stopped
 from common.supervision.gpu_plan import GpuShare, parse_gpus, plan_gpus
 from common.supervision.supervisor import GATEWAY, Job, Supervisor
+from terminal.progress import progress
 
 log = logging.getLogger("baton.serve")
 
@@ -278,7 +279,7 @@ def _ask(supervisor: Supervisor, config: ServeConfig, launch: Launch, url: str, 
     return _exit_status(supervisor.run_job(spec))
 
 
-def _refuse_contradictions(config: ServeConfig) -> None:
+def refuse_contradictions(config: ServeConfig) -> None:
     """Raise ConfigError for what is wrong whatever this machine has, before anything takes time."""
     supervisor = config.supervisor
     for option, value in (("--prefill", supervisor.prefill), ("--prefill-gpus", supervisor.prefill_gpus)):
@@ -305,7 +306,7 @@ def serve(
         ConfigError: it cannot start, for a reason that the user can mend.
         ChildFailed: a process of it ended before it was ever ready.
     """
-    _refuse_contradictions(config)
+    refuse_contradictions(config)
     check_port(config.gateway.host, config.gateway.port)
     read_api_key(config.gateway.api_key)
     load_keys(config.supervisor.keys)
@@ -321,14 +322,16 @@ def serve(
         ):
             config = _share_port(config, held)
             config = _with_key_in_file(config, Path(run_dir))
-            prepared = _prepare(supervisor, config, launch)
+            with progress("making the model ready"):
+                prepared = _prepare(supervisor, config, launch)
             if isinstance(prepared, int):
                 return prepared
             shares = place_nodes(config, prepared.num_gpus)
             for node, share in shares.items():
                 log.info("%s runs on GPU %d, with %g of its memory", node, share.gpu, share.memory_fraction)
             supervisor.start(plan_services(config, launch, prepared.folder, Path(run_dir), shares))
-            url = base_url(config.gateway.host, supervisor.wait_usable())
+            with progress("starting") as shown:
+                url = base_url(config.gateway.host, supervisor.wait_usable(shown.say))
             if question is not None:
                 return _ask(supervisor, config, launch, url, question)
             say(banner(name, url, needs_key=config.gateway.api_key is not None))

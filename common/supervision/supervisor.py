@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -47,6 +47,7 @@ class _Service:
     policy: RestartPolicy
     child: Child | None = None
     more_argv: tuple[str, ...] = ()
+    why: str = "died"  # it is started again: or "left", "stalled", "slow"
 
 
 @dataclass(slots=True)
@@ -77,7 +78,7 @@ class Supervisor:
         self._stall_timeout_s = stall_timeout_s
         self._services: list[_Service] = []
         self._job: Job | None = None
-        self._restarts: Counter[str] = Counter()
+        self._restarts: dict[str, Counter[str]] = {}  # by role and reason
         self._usable: set[str] = set()  # gateways that say so
         self._port = 0
 
@@ -101,15 +102,17 @@ class Supervisor:
         """Start the services. OSError: one cannot be started at all."""
         self._services = [_Service(spec, RestartPolicy(self._stall_timeout_s)) for spec in specs]
         for service in self._services:
-            self._restarts[service.spec.role] = 0
+            self._restarts[service.spec.role] = Counter()
             self._start(service)
 
-    def wait_usable(self) -> int:
-        """Wait until every gateway says that requests can be served; return their port."""
+    def wait_usable(self, say: Callable[[str], None] = lambda stage: None) -> int:
+        """Wait until every gateway says that requests can be served; return their port. `say` shows it."""
         gateways = {service.spec.name for service in self._services if service.spec.role == GATEWAY}
         while not (
             gateways <= self._usable and all(service.policy.was_ever_ready for service in self._services)
         ):
+            num_ready = sum(service.policy.was_ever_ready for service in self._services)
+            say(f"starting: {num_ready} of {len(self._services)} processes are ready")
             self._step()
         return self._port
 
@@ -134,6 +137,8 @@ class Supervisor:
                 self._job.status = status
             return
         service.child = None
+        if status == 0:
+            service.why = "left"
         self._usable.discard(child.spec.name)
         delay_s = service.policy.died(time.monotonic())
         how = f"{child.spec.name} {describe_status(status)}"
@@ -163,12 +168,13 @@ class Supervisor:
                 self._restart(service)
             case Due.KILL_STALLED:
                 log.error("%s gave no sign of life for %g s: killing it", name, self._stall_timeout_s)
-                self._kill(service)
+                self._kill(service, due)
             case Due.KILL_SLOW:
                 log.error("%s took too long to get ready: killing it", name)
-                self._kill(service)
+                self._kill(service, due)
 
-    def _kill(self, service: _Service) -> None:
+    def _kill(self, service: _Service, due: Due) -> None:
+        service.why = due.value
         if service.child is not None:
             service.child.kill()
 
@@ -177,7 +183,8 @@ class Supervisor:
         service.child = self._children.spawn(service.spec, service.more_argv)
 
     def _restart(self, service: _Service) -> None:
-        self._restarts[service.spec.role] += 1
+        self._restarts[service.spec.role][service.why] += 1
+        service.why = "died"
         try:
             self._start(service)
         except OSError as error:

@@ -201,7 +201,7 @@ def test_chunks_cover_every_prompt_once_in_order(
             assert chunk.first_page == len(sent[chunk.request.row])
             covered[chunk.request.row] += range(chunk.start, chunk.end)
             sent[chunk.request.row] += chunk.page_ids
-        advance(chunks)
+        advance(chunks, 0.0)
     for r in requests:
         assert covered[r.row] == list(range(r.prompt_len))
         assert sent[r.row] == list(r.page_ids)

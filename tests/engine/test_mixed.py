@@ -16,7 +16,7 @@ from common.engine.loader import Engine, load_engine
 from common.engine.step_loop import StepLoop
 from common.messages import Submit, int32s
 from common.request import LogitBias, LogprobArrays, Request, SampledToken, SamplingParams
-from decode_node.entry import DecodeStep, RequestKey, TokenOut
+from decode_node.entry import DecodeStep, RequestKey, StampsOut, TokenOut
 from decode_node.scheduler import DecodeScheduler
 from tests.model.paged import transformers_greedy
 from tests.tiny import VOCAB_SIZE
@@ -65,7 +65,7 @@ def run_alone(engine: Engine, prompt: list[int], sampling: SamplingParams) -> li
     while not request.is_prefilled:
         plans = plan_chunks([request], BUDGET, PAGE)
         batch = prepare_for_extend(plans, PAGE)
-        advance(plans)
+        advance(plans, 0.0)
         step(batch)
     while sampling.finish_reason(answer[-1].token, len(answer), engine.spec.eos_token_ids) is None:
         batch = prepare_for_decode([request], PAGE)
@@ -108,6 +108,7 @@ class Node:
         """Grant, launch, process; False when there was nothing to do. A step takes a second a token."""
         while (grant := self.scheduler.admit(())) is not None:
             self.engine.runner.grant(grant.entry.request)
+            self.scheduler.granted(grant, None, self.now)
         parted, self.scheduler.parted = self.scheduler.parted, []
         for request in parted:
             if request.row:
@@ -115,7 +116,7 @@ class Node:
         if (prebuilt := self.scheduler.take_prebuilt()) is not None:
             requests = [entry.request for entry in prebuilt.entries]
             self.engine.runner.seed_first_tokens(prebuilt.batch, requests)
-            self.scheduler.process_prebuilt(prebuilt)
+            self.scheduler.process_prebuilt(prebuilt, self.now)
         step = self.scheduler.next_step(self.now)
         if step is not None:
             self.loop.launch(step)
@@ -126,6 +127,8 @@ class Node:
             self.scheduler.process(result.step, result.tokens, self.now)
         self.scheduler.check_invariants()
         for out in self.scheduler.out:
+            if isinstance(out, StampsOut):
+                continue
             assert isinstance(out, TokenOut)
             self.answers.setdefault(out.key.request_id, []).append(out.sampled)
             self.prompt_logprobs.setdefault(out.key.request_id, []).append(out.prompt_logprobs)

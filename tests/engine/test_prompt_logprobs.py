@@ -83,7 +83,7 @@ def computed(engine: Engine, budget: int) -> tuple[list[Request], list[SampledTo
     while left := [request for request in requests if not request.is_prefilled]:
         plans = plan_chunks(left, budget, PAGE)
         batches.append(prepare_for_extend(plans, PAGE))
-        advance(plans)
+        advance(plans, 0.0)
         record = engine.runner.launch(batches[-1])
         record.copy_done.synchronize()
         record.deliver_scores()

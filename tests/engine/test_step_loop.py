@@ -54,7 +54,7 @@ def test_the_relay_carries_tokens_with_and_without_overlap(tiny_model: Path, ove
         if not request.is_prefilled:
             plans = plan_chunks([request], 4, 4)
             step = PlainStep(prepare_for_extend(plans, 4))
-            advance(plans)
+            advance(plans, 0.0)
         elif request.wants_decode:
             step = PlainStep(prepare_for_decode([request], 4))
             request.computed_len += 1

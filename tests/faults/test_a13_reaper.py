@@ -38,7 +38,7 @@ def submit(s: DecodeScheduler, request_id: int, prompt_len: int, timeout_ms: int
 def grant(s: DecodeScheduler, transfer_id: int) -> None:
     granted = s.admit(IDLE)
     assert granted is not None
-    s.granted(granted.entry, transfer_id, 0.0)
+    s.granted(granted, transfer_id, 0.0)
 
 
 def test_a13_with_the_pool_leaked_by_aborts_those_who_wait_still_end() -> None:

@@ -117,6 +117,7 @@ NODES_AND_GATEWAY = [
     *(Row("Stats", (node, G), STATS) for node in (D, P)),
     *(Row("Peers", (G, D), nth=nth) for nth in (1, 2)),
     Row("Submit", (G, D), heals=False),
+    Row("Granted", (D, G)),
     Row("PromptLogprobs", (D, G), SCORED, heals=False),
     *(Row("Tokens", (D, G), nth=nth, heals=False) for nth in (1, 4, NUM_TOKENS)),
     Row("Abort", (G, D), ABORTED),

@@ -42,7 +42,7 @@ def granted() -> DecodeScheduler:
     s = submitted()
     grant = s.admit(IDLE)
     assert grant is not None
-    s.granted(grant.entry, TRANSFER, 1.0)
+    s.granted(grant, TRANSFER, 1.0)
     return s
 
 

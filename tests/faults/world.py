@@ -4,18 +4,19 @@
 
 Each turn of the world lets all work once and takes a millisecond; when nobody has anything to do, it goes on
 at the next deadline. So ten seconds of Statuses cost a moment, and nothing depends on how fast this machine
-is. A node can be held: it is not given its turn, as if its process were stopped.
+is. A process can be held: it is not given its turn, as if it were stopped.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import zmq
@@ -24,7 +25,7 @@ import common.acceptor
 import common.connector
 from common.config import DecodeConfig, NodeConfig, TransferConfig
 from common.host import this_process
-from common.messages import Hello, PageLedger, Role, int32s
+from common.messages import Hello, HelloAck, PageLedger, Role, int32s
 from common.request import SamplingParams
 from common.sockets import FrameSocket
 from decode_node.entry import Entry, Phase, RequestKey
@@ -52,6 +53,7 @@ class World:
     Args:
         rules: faults that are there before anybody says anything.
         edit: what becomes of messages between D and P.
+        ahead_s: by how much clocks of nodes are ahead of the gateway's; then each is on a host of its own.
     """
 
     def __init__(
@@ -64,8 +66,10 @@ class World:
         sizes: Sizes = SIZES,
         rules: Sequence[Rule] = (),
         edit: Callable[[Any], Any] = lambda message: message,
+        ahead_s: Mapping[str, float] = MappingProxyType({}),
     ) -> None:
         self.now = 1000.0
+        self.ahead_s = {D: 0.0, P: 0.0, **ahead_s}
         self.waited_s = 0.0  # of it, for deadlines
         self.held: set[str] = set()  # who is not given its turn
         self._has_more = {D: True, P: True}
@@ -82,8 +86,9 @@ class World:
             Line(self._context, P, G, addresses["p-g"], addresses[G]),
             Line(self._context, D, P, addresses["d-p"], addresses[P]),
         ]
+        self.lines[0].edit = self._edit_host
         self.lines[1].edit = self._edit_hello
-        self.lines[2].edit = edit
+        self.lines[2].edit = lambda message: edit(self._edit_host(message))
         for line in self.lines:
             line.rules.extend(rule for rule in rules if rule.route in line.routes)
         transfer = TransferConfig(transfer=plane, verify_pages=True)
@@ -93,7 +98,7 @@ class World:
             NodeConfig(join=addresses["p-g"], node_id="prefill-0"),
             addresses[P],
             debug_checks=True,
-            clock=lambda: self.now,
+            clock=lambda: self.now + self.ahead_s[P],
         )
         self.d = DecodeNode(
             d_engine,
@@ -102,15 +107,24 @@ class World:
             NodeConfig(join=addresses["d-g"], node_id="decode-0"),
             max_running=sizes.max_running,
             debug_checks=True,
-            clock=lambda: self.now,
+            clock=lambda: self.now + self.ahead_s[D],
         )
 
     async def _make_client(self, address: str, hello: Hello) -> NodeClient:
         return NodeClient(self._context, address, hello, GATEWAY_EPOCH)
 
     def _edit_hello(self, message: object) -> object:
+        message = self._edit_host(message)
         if isinstance(message, Hello) and message.role is Role.PREFILL:
             return replace(message, listen=self.lines[2].front_address)
+        return message
+
+    def _edit_host(self, message: object) -> object:
+        """Have each node be on a host of its own, if they have clocks of their own."""
+        if isinstance(message, HelloAck):
+            return replace(message, hello=self._edit_host(message.hello))
+        if isinstance(message, Hello) and any(self.ahead_s.values()):
+            return replace(message, host=replace(message.host, boot_id=f"the host of {message.role.value}"))
         return message
 
     def close(self) -> None:
@@ -133,8 +147,9 @@ class World:
         if self._work():
             self.now += TURN_S
             return
-        deadlines = [self._loop.deadline(), *(line.deadline() for line in self.lines)]
-        deadlines += [node.deadline() for name, node, _ in self._nodes() if name not in self.held]
+        deadlines = [line.deadline() for line in self.lines]
+        deadlines += [self._loop.deadline()] if G not in self.held else []
+        deadlines += [self._deadline(name, node) for name, node, _ in self._nodes() if name not in self.held]
         next_s = min((d for d in deadlines if d is not None), default=self.now)
         later_s = max(self.now + TURN_S, next_s)
         self.waited_s += later_s - self.now
@@ -163,8 +178,9 @@ class World:
         """Let all work, each when what is on its way to it is there; False when nobody had anything to do."""
         to_gateway = [(line.back_address, "up") for line in self.lines[:2]]
         moved = self._pump()
-        await_arrival(to_gateway, [self._loop.fileno()])
-        moved |= self._loop.round()
+        if G not in self.held:
+            await_arrival(to_gateway, [self._loop.fileno()])
+            moved |= self._loop.round()
         moved |= self._pump()
         for name, node, ways in self._nodes():
             if name not in self.held:
@@ -190,12 +206,17 @@ class World:
 
     def _turn_if_awake(self, name: str, node: DecodeNode | PrefillNode) -> bool:
         """Give it a turn if its own loop would: one turn too many could hide a hang."""
-        deadline_s = node.deadline()
+        deadline_s = self._deadline(name, node)
         is_due = deadline_s is not None and deadline_s <= self.now
         if not (self._has_more[name] or is_due or is_readable(node.pollables())):
             return False
-        self._has_more[name] = node.turn(self.now)
+        self._has_more[name] = node.turn(self.now + self.ahead_s[name])
         return True
+
+    def _deadline(self, name: str, node: DecodeNode | PrefillNode) -> float | None:
+        """When a node has something to do, on the world's clock."""
+        deadline_s = node.deadline()
+        return None if deadline_s is None else deadline_s - self.ahead_s[name]
 
     # Requests ---------------------------------------------------------------------------------------------
 

@@ -129,6 +129,7 @@ class Line:
         self.edit: Callable[[Any], Any] = lambda message: message  # done to every message
         self.passed: Counter[tuple[Route, str]] = Counter()
         self.front_address, self.back_address = self._front.address, back
+        self._is_cut = False
 
     @property
     def ways_in(self) -> list[Way]:
@@ -142,6 +143,8 @@ class Line:
 
     def pollables(self) -> list[Pollable]:
         """What to wait for."""
+        if self._is_cut:
+            return []
         ends = (self._front, self._back)
         return [end.pollables()[0] for end in ends if end is not None]
 
@@ -152,6 +155,8 @@ class Line:
     def pump(self, now: float) -> bool:
         """Take what came and pass on what is due; True when something moved."""
         moved = False
+        if self._is_cut:
+            return moved
         while (received := self._front.receive()) is not None:
             moved = True
             if received.identity != self._identity or self._back is None:  # it connected anew
@@ -174,8 +179,19 @@ class Line:
             self._pass(way, replace(envelope, seq=way.last_seq + 1))
         rule.held.clear()
 
+    def cut(self) -> None:
+        """Break the connection for good, as the death of either end does."""
+        self._is_cut = True
+        for way in (self._up, self._down):
+            way.waiting.clear()
+        self._close()
+
     def close(self) -> None:
         """Close both ends."""
+        if not self._is_cut:
+            self._close()
+
+    def _close(self) -> None:
         self._front.close()
         if self._back is not None:
             self._back.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -10,7 +11,9 @@ from common.messages import int32s
 from common.request import FinishReason, SamplingParams
 from gateway.answer import Answer, Delta, TextRules
 from gateway.fake import FakeNodes, FakeStream, Script
+from gateway.histograms import InterTokenTimes
 from gateway.text import TextPipeline
+from gateway.timeline import GatewayStamps
 from tests.tiny import IM_END
 
 
@@ -27,12 +30,13 @@ def run(
     (stream,) = FakeNodes(script).submit(
         int32s([5]), SamplingParams(max_tokens=max_tokens, min_tokens=min_tokens)
     )
-    answer = Answer(0, int32s([5]), stream, text.detokenizer(), TextRules(stops, min_tokens))
+    begun = GatewayStamps(time.monotonic())
+    answer = Answer(0, int32s([5]), stream, text.detokenizer(), TextRules(stops, min_tokens), begun)
     deltas: list[Delta] = []
 
     async def follow() -> None:
         ended = asyncio.get_running_loop().create_future()
-        answer.follow(lambda _, delta: deltas.append(delta), ended.set_result)
+        answer.follow(lambda _, delta: deltas.append(delta), ended.set_result, InterTokenTimes())
         assert await ended is None
 
     asyncio.run(follow())
@@ -99,7 +103,7 @@ def test_held_text_comes_out_at_the_end(text: TextPipeline) -> None:
 
 def test_stop_string_on_the_last_token_is_a_stop(text: TextPipeline) -> None:
     ids = text.encode(["fox"], special_tokens=False)[0]
-    _, deltas, stream = run(text, ids, max_tokens=len(ids), stops=("x",))
+    answer, deltas, stream = run(text, ids, max_tokens=len(ids), stops=("x",))
     assert (shown(deltas), deltas[-1].finish) == ("fo", FinishReason.STOP)
-    assert deltas[-1].timings is not None
     assert not stream.aborted
+    assert answer.timeline().ttft_us is not None

@@ -31,7 +31,9 @@ CLOSED = [
     ("GET", "/no/such/path"),
     ("OPTIONS", "/v1/models"),
     ("GET", "/health/"),
-    ("GET", "//health"),
+    ("GET", "/web"),
+    ("GET", "/website"),
+    ("GET", "/debug/requests"),
     ("GET", "/Health"),
 ]
 
@@ -66,7 +68,7 @@ def assert_refused(response: httpx.Response) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), CLOSED)
-def test_every_route_but_two_asks_for_it(
+def test_every_route_but_those_asks_for_it(
     http: httpx.Client, guarded: LiveServer, method: str, path: str
 ) -> None:
     body: dict[str, Any] = {"json": COMPLETION} if method == "POST" else {}
@@ -76,8 +78,8 @@ def test_every_route_but_two_asks_for_it(
     guarded.nodes.streams.clear()
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready"])
-def test_whether_it_lives_is_no_secret(http: httpx.Client, path: str) -> None:
+@pytest.mark.parametrize("path", ["/health", "/ready", "/", "/web/app.js"])
+def test_whether_it_lives_is_no_secret_nor_is_the_page(http: httpx.Client, path: str) -> None:
     assert http.get(path).status_code == 200
 
 

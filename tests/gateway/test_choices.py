@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import httpx
@@ -10,6 +11,7 @@ import pytest
 
 from gateway.fake import Script
 from tests.gateway.conftest import MODEL, WAIT_S, LiveServer
+from tests.timings import assert_adds_up
 from tests.tiny import IM_END
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -67,6 +69,18 @@ def test_a_failure_of_one_fails_the_call(api: openai.OpenAI, server: LiveServer)
         api.completions.create(model=MODEL, prompt="hi", n=3)
 
 
-def test_timings_are_of_one_choice(client: httpx.Client) -> None:
-    response = client.post("/v1/completions", json={"model": MODEL, "prompt": "hi", "n": 2, "timings": True})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, "timings")
+def test_each_choice_has_timings_of_its_own(client: httpx.Client) -> None:
+    asked = {"model": MODEL, "prompt": ["hi", "ho"], "n": 2, "timings": True, "max_tokens": 3}
+    body = client.post("/v1/completions", json=asked).json()
+    assert "timings" not in body
+    for choice in body["choices"]:
+        assert_adds_up(choice["timings"])
+    stream = client.post("/v1/completions", json=asked | {"stream": True}).text
+    *events, done = stream.removesuffix("\n\n").split("\n\n")
+    assert done == "data: [DONE]"
+    chunks = [json.loads(event.removeprefix("data: ")) for event in events]
+    last = {chunk["choices"][0]["index"]: chunk for chunk in chunks if "timings" in chunk}
+    assert sorted(last) == [0, 1, 2, 3]
+    for chunk in last.values():
+        assert chunk["choices"][0]["finish_reason"] == "length"
+        assert_adds_up(chunk["timings"])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from gateway.prompts import Prompt
 from gateway.rendering import Renderer
 from gateway.reply import DIRECT, Reply, event_of
 from gateway.text import TextPipeline
+from gateway.timeline import GatewayStamps
 
 FIELDS: list[dict[str, Any]] = [
     {},
@@ -47,6 +50,17 @@ def request_of(endpoint: Endpoint, fields: dict[str, Any]) -> Any:
     return endpoint.parse({"model": "m", "stream": True, **prompt, **json.loads(json.dumps(fields))})[0]
 
 
+def first_told(written: list[bytes]) -> dict[int, int]:
+    """Return behind how many writes each choice has a chunk that is not just its opening."""
+    found: dict[int, int] = {}
+    for count, data in enumerate(written, 1):
+        for event in data.split(b"\n\n")[:-1]:
+            choice = json.loads(event.removeprefix(b"data: "))["choices"][0]
+            if choice.get("delta") != {"role": "assistant", "content": ""}:
+                found.setdefault(choice["index"], count)
+    return found
+
+
 @pytest.mark.parametrize("fields", FIELDS)
 @pytest.mark.parametrize("endpoint", [COMPLETIONS, CHAT])
 @settings(max_examples=25, deadline=None)
@@ -60,7 +74,7 @@ def test_chunks_are_the_renderers(
     request = request_of(endpoint, fields)
     streams = [FakeNodes().submit(int32s([5]), SamplingParams(max_tokens=9))[0] for _ in range(2)]
     answers = [
-        Answer(i, int32s([5]), stream, text.detokenizer(), TextRules((), 0))
+        Answer(i, int32s([5]), stream, text.detokenizer(), TextRules((), 0), GatewayStamps(0.0))
         for i, stream in enumerate(streams)
     ]
     prompts = [Prompt(int32s([5]), SamplingParams(max_tokens=9))] * 2
@@ -69,11 +83,18 @@ def test_chunks_are_the_renderers(
         event_of(chunk) for i, delta in deltas for chunk in oracle.chunks(answers[i], delta, answers)
     )
     written: list[bytes] = []
+    told: dict[int, int] = {}  # what was written when an answer was told of first
     again = Renderer(endpoint, request, dict(HEAD), text.token_texts, prompts)
-    chunks = ChunkWriter(again, answers, written.append)
+
+    def first_written(answer: Answer) -> None:
+        assert answer.index not in told
+        told[answer.index] = len(written)
+
+    chunks = ChunkWriter(again, answers, written.append, first_written)
     for i, delta in deltas:
         chunks.add(answers[i], delta)
     assert b"".join(written) == expected
+    assert told == first_told(written)
 
 
 class Client:
@@ -84,16 +105,19 @@ class Client:
         self.statuses: list[int] = []
         self.is_over = False
         self.soon: list[bytes] = []
+        self.notes: list[Callable[[], None]] = []
+        self.noted = b""  # what is to be here with the next bytes
         self.reads = asyncio.Event()
         self.reads.set()
 
     async def send(self, message: Any) -> None:
-        await self.reads.wait()
+        while not self.reads.is_set():  # it may have stopped again since it woke us
+            await self.reads.wait()
         if message["type"] == "http.response.start":
             self.statuses.append(message["status"])
             return
         assert not self.soon, "what was to go soon is overtaken"
-        self.body += message["body"]
+        self._take(message["body"])
         self.is_over = not message["more_body"]
 
     def write(self, data: bytes) -> bool:
@@ -102,9 +126,27 @@ class Client:
             self.soon.append(data)
         return self.reads.is_set()
 
+    def when_written(self, note: Callable[[], None]) -> None:
+        assert self.soon
+        self.notes.append(note)
+
     def flush(self) -> None:
-        self.body += b"".join(self.soon)
+        notes, self.notes = self.notes, []
+        for note in notes:
+            note()
+        self._take(b"".join(self.soon))
         self.soon.clear()
+
+    def note(self, events: bytes) -> None:
+        """Take a note that so much is about to come; the client is ready for it."""
+        assert self.reads.is_set()
+        assert len(self.body) < len(events)
+        self.noted = events
+
+    def _take(self, data: bytes) -> None:
+        self.body += data
+        if data:
+            assert self.body.startswith(self.noted)
 
 
 @pytest.mark.parametrize("is_direct", [True, False])
@@ -119,12 +161,19 @@ def test_events_arrive_in_order_whatever_the_client_does(is_direct: bool, steps:
             raise AssertionError
 
         reply = Reply("id", scope, never, client.send)
-        sent = b""
+        sent, noted = b"", 0
+
+        def written(so_far: bytes) -> None:
+            nonlocal noted
+            client.note(so_far)
+            noted += 1
+
         for i, step in enumerate(steps):
             match step:
                 case "event":
                     sent += b"%d," % i
                     reply.write(b"%d," % i)
+                    reply.when_written(partial(written, sent))
                 case "stop":
                     client.flush()  # of an earlier turn
                     client.reads.clear()
@@ -137,6 +186,7 @@ def test_events_arrive_in_order_whatever_the_client_does(is_direct: bool, steps:
         await reply.done()
         assert client.body == sent + b"data: [DONE]\n\n"
         assert client.is_over
+        assert noted == steps.count("event")
         assert client.statuses == [200]
 
     asyncio.run(story())

@@ -19,7 +19,7 @@ import zmq
 from common.config import GatewayConfig
 from common.connector import Connector
 from common.errors import RequestRejected
-from common.messages import Abort, Failed, Finish, Role, Status, Submit, Timings, Tokens, int32s
+from common.messages import Abort, Failed, Finish, Role, Status, Submit, Tokens, int32s
 from common.peer import PeerMessage
 from common.request import FinishReason, SamplingParams
 from common.sockets import wait
@@ -29,6 +29,7 @@ from gateway.echo import Encoded
 from gateway.endpoints import COMPLETIONS, Encode
 from gateway.fake import FakeNodes, Script
 from gateway.generation import GenerationCall, Service
+from gateway.live_requests import LiveRequests
 from gateway.metrics import RequestMetrics
 from gateway.nodes import RequestStream
 from gateway.openai_api import GenerationRequest
@@ -103,7 +104,8 @@ def test_time_that_tokenizing_takes_counts(text: TextPipeline) -> None:
         return request, encode
 
     nodes, sent = FakeNodes(), list[dict[str, Any]]()
-    service = Service(nodes, text, LIMITS, MODEL, 1 << 20, SOON_S, RequestMetrics())
+    requests = LiveRequests("gateway-1")
+    service = Service(nodes, text, LIMITS, MODEL, 1 << 20, SOON_S, RequestMetrics(), requests)
     received = iter([{"type": "http.request", "body": json.dumps(COMPLETION).encode(), "more_body": False}])
 
     async def receive() -> Any:
@@ -230,7 +232,7 @@ def test_what_the_node_failed_in_time_is_not_overdue() -> None:
 def test_what_finished_is_not_overdue() -> None:
     async def story(pair: Pair) -> None:
         stream = await submit(pair)
-        finish = Finish(1, FinishReason.STOP, Timings())
+        finish = Finish(1, FinishReason.STOP)
         pair.say(Tokens((1,), (finish,), int32s([0]), int32s([1]), int32s([7])))
         assert (await stream.next()).token_ids == (7,)
         assert await pair.hears_after(1000.0) == [SUBMIT]
@@ -280,7 +282,7 @@ def test_a_client_that_reads_nothing_does_not_outlive_its_deadline(
 
 
 def test_a_request_that_is_tried_again_has_what_is_left_of_its_time() -> None:
-    tried: Any = [SimpleNamespace(peer=SimpleNamespace(epoch=epoch)) for epoch in (1, 2)]
+    tried: Any = [SimpleNamespace(peer=SimpleNamespace(epoch=epoch, node_id="decode")) for epoch in (1, 2)]
     asked = Submission(1, int32s([5]), SamplingParams(max_tokens=1), 110.0, lambda _: None)
     left = [
         asked.given_to(node, asked.streams, now).timeout_ms

@@ -35,8 +35,8 @@ def test_the_first_event_has_them_and_no_other() -> None:
         node.say(TOLD)
         node.token()
         node.say(Tokens((1,), (), int32s([1]), int32s([1]), int32s([43])))
-        assert await stream.next() == TokenEvent((42,), None, None, (), ROWS)
-        assert await stream.next() == TokenEvent((43,), None, None)
+        assert await stream.next() == TokenEvent((42,), None, (), ROWS)
+        assert await stream.next() == TokenEvent((43,), None)
 
     run(story, num_nodes=1)
 

@@ -17,20 +17,22 @@ from common.errors import RequestRejected
 from common.messages import (
     NODE_DRAINING,
     Abort,
+    Begun,
     Finish,
+    Granted,
+    HostIdentity,
     Refused,
     Role,
     Status,
     Submit,
-    Timings,
     Tokens,
     int32s,
 )
 from common.peer import PeerMessage
-from common.request import FinishReason, SamplingParams
+from common.request import FinishReason, PrefillStamps, SamplingParams
 from common.sockets import wait
 from gateway.client import NodeClient
-from gateway.nodes import RequestStream
+from gateway.nodes import NodeStamps, RequestStream
 from tests.wire.hellos import DECODE, hello
 from tests.wire.loop import PATIENCE_S
 
@@ -42,7 +44,8 @@ class Decoder:
     """A decode node that says what the test says."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], address: str, epoch: int) -> None:
-        greeting = replace(DECODE, node_id=f"decode-{epoch}")
+        host = HostIdentity("the host of gateway", 2, 1, 1)  # another container of it: they have one clock
+        greeting = replace(DECODE, node_id=f"decode-{epoch}", host=host)
         self.link = Connector(context, address, greeting, epoch, self._status, now=0.0)
         self.heard: list[Any] = []
         self.usable = True
@@ -65,10 +68,16 @@ class Decoder:
         self.say(self._status(None))
         self.say(Refused(request_id, 503, "about to leave", code=NODE_DRAINING, retry_after_s=1))
 
-    def token(self, *, finish: FinishReason | None = None) -> None:
+    def granted(self, at_s: float) -> Granted:
+        """Say that request 1 has its pages."""
+        granted = Granted((1,), f"prefill of {self.link.local.node_id}", queued_s=at_s, granted_s=at_s + 1)
+        self.say(granted)
+        return granted
+
+    def token(self, *, finish: FinishReason | None = None, begun: tuple[Begun, ...] = ()) -> None:
         """Give the first token of request 1, or the first and last."""
-        finished = () if finish is None else (Finish(1, finish, Timings()),)
-        self.say(Tokens((1,), finished, int32s([0]), int32s([1]), int32s([42])))
+        finished = () if finish is None else (Finish(1, finish, prebuilt_s=7.0, second_token_s=8.0),)
+        self.say(Tokens((1,), finished, int32s([0]), int32s([1]), int32s([42]), begun=begun))
 
     def _status(self, _: object) -> Status:
         return Status(0, open_ids=self.open_ids, usable=self.usable, draining=not self.usable)
@@ -159,6 +168,37 @@ def test_before_the_first_token_another_has_it_unseen(end: Ending) -> None:
         event = await stream.next()
         assert (event.token_ids, event.finish) == ((42,), FinishReason.LENGTH)
         assert world.retried() == 1
+
+    run(story)
+
+
+@pytest.mark.parametrize("end", [leave, die])
+def test_its_stamps_are_those_of_the_last_that_had_it(end: Ending) -> None:
+    async def story(world: World) -> None:
+        stream, first = await world.submit()
+        assert stream.stamps == NodeStamps(first.link.local.node_id)
+        first.granted(1.0)
+        await world.until(lambda: stream.stamps.prefill_node is not None)
+        assert stream.stamps.decode_node == first.link.local.node_id
+        await end(world, first)
+        second = await world.holder(first)
+        name = second.link.local.node_id
+        assert stream.stamps == NodeStamps(name)
+        begun = Begun(second.granted(2.0), PrefillStamps(3.0, (4.0, 5.0), 5.5), arrived_s=6.0)
+        second.token(finish=FinishReason.LENGTH, begun=(begun,))
+        await stream.next()
+        assert stream.stamps == NodeStamps(
+            name,
+            f"prefill of {name}",
+            queued_s=2.0,
+            granted_s=3.0,
+            prefill_start_s=3.0,
+            chunks_s=(4.0, 5.0),
+            committed_s=5.5,
+            arrived_s=6.0,
+            prebuilt_s=7.0,
+            second_token_s=8.0,
+        )
 
     run(story)
 

@@ -45,6 +45,7 @@ OPERATIONS = [
     ("GET", "/ready", 5),
     ("GET", "/metrics", 5),
     ("GET", "/debug/kv", 5),
+    ("GET", "/debug/requests", 5),
 ]
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from common.errors import RequestRejected
-from common.messages import Abort, Failed, Finish, Status, Submit, Timings, Tokens, int32s
+from common.messages import Abort, Failed, Finish, Status, Submit, Tokens, int32s
 from common.request import FinishReason
 from gateway.nodes import RequestStream
 from gateway.submission import each_choice
@@ -40,7 +40,7 @@ async def heard(world: World, *messages: object) -> Decoder:
 
 def tokens(*ids: int, finished: tuple[int, ...] = ()) -> Tokens:
     """The first tokens of requests, 40 and their id."""
-    ends = tuple(Finish(i, FinishReason.LENGTH, Timings()) for i in finished)
+    ends = tuple(Finish(i, FinishReason.LENGTH) for i in finished)
     return Tokens(ids, ends, int32s([0] * len(ids)), int32s([1] * len(ids)), int32s(40 + i for i in ids))
 
 

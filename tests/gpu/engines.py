@@ -102,7 +102,7 @@ class Driver:
         while any(not request.is_prefilled for request in requests):
             plans = plan_chunks([r for r in requests if not r.is_prefilled], budget, PAGE)
             step = Step(prepare_for_extend(plans, PAGE), tuple(p.request for p in plans if p.is_last))
-            advance(plans)
+            advance(plans, 0.0)
             firsts |= self.run(step)
         return firsts
 
@@ -110,14 +110,14 @@ class Driver:
         """Compute the first tokens of a prompt alone."""
         plans = plan_chunks([request], tokens, PAGE)
         step = Step(prepare_for_extend(plans, PAGE), ())
-        advance(plans)
+        advance(plans, 0.0)
         self.run(step)
 
     def mixed(self, prompt: Request, running: Sequence[Request]) -> dict[int, SampledToken]:
         """The rest of a prompt, beside a decode step of others."""
         plans = plan_chunks([prompt], prompt.prompt_len, PAGE)
         step = Step(prepare_for_mixed(plans, running, PAGE), (prompt, *running))
-        advance(plans)
+        advance(plans, 0.0)
         for request in running:
             request.computed_len += 1
             request.num_sampled += 1

@@ -14,6 +14,7 @@ import torch
 from common.device.memory import free_and_total_bytes
 from common.device.streams import Event, Stream, Streams
 from common.messages import Choice, Role
+from common.request import PrefillStamps
 from common.sockets import wait
 from tests.gpu.ipc_child import LAYOUT, WANTED, ipc_child
 from tests.wire.endpoint_world import VERIFY, Context, filled_pool, greeting_of
@@ -25,6 +26,7 @@ from tests.wire.test_plane_deaths import LoneDecode, LonePrefill, go_on, stop_an
 from transfer.planes.cuda_ipc import CUDA_IPC
 from transfer.planes.frames import FRAMES
 from transfer.receiver_endpoint import TransferDone
+from transfer.sender import FirstToken
 from transfer.sender_endpoint import (
     SenderOutput,
     TransferArrived,
@@ -101,7 +103,7 @@ class BusyPrefill:
         """Send all of a transfer behind an event."""
         self.p.start(key)
         self.p.chunk(key, 0, range(1, WANTED + 1), is_last=True, after=after)
-        self.p.first_token(key, (Choice(42, None),), queue_ms=0.0, prefill_ms=0.0)
+        self.p.first_token(key, FirstToken((Choice(42, None),), PrefillStamps()))
 
     def long_work(self) -> Event:
         """Keep the forward stream busy for a while; returns the event of its end."""

@@ -15,7 +15,7 @@ from common.engine.step_loop import StepLoop
 from common.messages import Choice, Commit, Submit, int32s
 from common.model.decoder import make_rope
 from common.model.ops import TorchOps
-from common.request import LogitBias, Request, SampledToken, SamplingParams
+from common.request import LogitBias, PrefillStamps, Request, SampledToken, SamplingParams
 from decode_node.admission import PrefillLoad
 from decode_node.entry import DecodeStep, RequestKey
 from decode_node.scheduler import DecodeScheduler
@@ -210,10 +210,11 @@ def test_no_wait_for_the_device_in_a_thousand_steps(
         while (grant := scheduler.admit(ELSEWHERE)) is not None:
             engine.runner.grant(grant.entry.request)
             if colocated:
+                scheduler.granted(grant, None, 0.0)
                 continue
             transfer = grant.entry.key.request_id
-            scheduler.granted(grant.entry, transfer, 0.0)
-            scheduler.transfer_done(transfer, Commit(transfer, 1, 0.0, 0.0, (Choice(7, None),)), 0.0)
+            scheduler.granted(grant, transfer, 0.0)
+            scheduler.transfer_done(transfer, Commit(transfer, 1, PrefillStamps(), (Choice(7, None),)), 0.0)
         next_id += 1
 
     def turn() -> None:
@@ -226,7 +227,7 @@ def test_no_wait_for_the_device_in_a_thousand_steps(
             aborted += 1
         if (prebuilt := scheduler.take_prebuilt()) is not None:
             engine.runner.seed_first_tokens(prebuilt.batch, [e.request for e in prebuilt.entries])
-            scheduler.process_prebuilt(prebuilt)
+            scheduler.process_prebuilt(prebuilt, 0.0)
         step = scheduler.next_step(0.0) if loop.can_launch else None
         if step is not None:
             loop.launch(step)

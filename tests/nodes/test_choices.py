@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from common.messages import Choice, Commit, Submit, int32s
-from common.request import FinishReason, Request, SamplingParams
+from common.request import FinishReason, PrefillStamps, Request, SamplingParams
 from decode_node import admission
 from decode_node.admission import NEAR_TOKENS, AdmissionQueue, may_enter
 from decode_node.entry import FailedOut, RefusedOut, RequestKey
@@ -22,6 +22,7 @@ from tests.nodes.test_decode_scheduler import (
     EOS,
     IDLE,
     DecodeLife,
+    answers,
     drawn,
     prebuild,
     scheduler,
@@ -87,13 +88,13 @@ def live(world: World, asked: list[Asked], aborts: dict[int, int]) -> None:
 def commit(transfer_id: int, *first: int, ends: tuple[int, ...] = ()) -> Commit:
     """Commit these first tokens; those in `ends` end their choice."""
     choices = (Choice(token, STOP if token in ends else None) for token in first)
-    return Commit(transfer_id, 2, 1.0, 2.0, tuple(choices))
+    return Commit(transfer_id, 2, PrefillStamps(), tuple(choices))
 
 
 def grant(s: DecodeScheduler, transfer_id: int) -> None:
     granted = s.admit(IDLE)
     assert granted is not None
-    s.granted(granted.entry, transfer_id, 1.0)
+    s.granted(granted, transfer_id, 1.0)
 
 
 def three(**changes: Any) -> tuple[DecodeScheduler, list[RequestKey]]:
@@ -224,7 +225,7 @@ def test_a_failed_transfer_is_tried_again_for_all_and_told_to_all() -> None:
             grant(s, attempt)
         s.transfer_gave_out(attempt, 503, "gone", retryable=True, can_prefill=True)
         s.transfer_released(attempt)
-    assert s.out == [FailedOut(key, 503, "gone", 1) for key in (keys[0], keys[2])]
+    assert answers(s) == [FailedOut(key, 503, "gone", 1) for key in (keys[0], keys[2])]
     assert s.ledger().free == 12
     assert s._holdings.num_free_rows == 6
 

@@ -13,10 +13,10 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 from common.engine.batch import ForwardMode
 from common.kv.layout import KVLayout
 from common.messages import Choice, Commit, Submit, int32s
-from common.request import FinishReason, SampledToken, SamplingParams
+from common.request import FinishReason, PrefillStamps, SampledToken, SamplingParams
 from decode_node import admission
 from decode_node.admission import PrefillLoad, choose_prefill_node
-from decode_node.entry import FailedOut, RefusedOut, RequestKey, TokenOut
+from decode_node.entry import FailedOut, Out, RefusedOut, RequestKey, StampsOut, TokenOut
 from decode_node.scheduler import DecodeScheduler
 
 LAYOUT = KVLayout(layers=1, page_size=4, kv_heads=1, head_dim=8, dtype="float32")
@@ -55,24 +55,29 @@ def drawn(*tokens: int) -> list[SampledToken]:
 
 
 def commit(transfer_id: int, token: int, finish: FinishReason | None = None) -> Commit:
-    return Commit(transfer_id, 2, 1.0, 2.0, (Choice(token, finish),))
+    return Commit(transfer_id, 2, PrefillStamps(), (Choice(token, finish),))
 
 
 def arrive(s: DecodeScheduler, transfer_id: int, token: int = 9, finish: FinishReason | None = None) -> None:
     grant = s.admit(IDLE)
     assert grant is not None
-    s.granted(grant.entry, transfer_id, 1.0)
+    s.granted(grant, transfer_id, 1.0)
     s.transfer_done(transfer_id, commit(transfer_id, token, finish), 2.0)
 
 
 def prebuild(s: DecodeScheduler) -> None:
     prebuilt = s.take_prebuilt()
     assert prebuilt is not None
-    s.process_prebuilt(prebuilt)
+    s.process_prebuilt(prebuilt, 0.0)
 
 
 def tokens_of(s: DecodeScheduler, key: RequestKey) -> list[tuple[int, int, FinishReason | None]]:
     return [(o.index, o.sampled.token, o.finish) for o in s.out if isinstance(o, TokenOut) and o.key == key]
+
+
+def answers(s: DecodeScheduler) -> list[Out]:
+    """What was said, but for stamps."""
+    return [out for out in s.out if not isinstance(out, StampsOut)]
 
 
 def test_a_request_is_handed_over_and_decodes_to_its_length() -> None:
@@ -188,11 +193,11 @@ def test_a_failed_transfer_is_tried_again_then_told() -> None:
     for attempt in (1, 2, 3):
         grant = s.admit(IDLE)
         assert grant is not None
-        s.granted(grant.entry, attempt, 0.0)
+        s.granted(grant, attempt, 0.0)
         s.transfer_gave_out(attempt, 503, "gone", retryable=True, can_prefill=True)
         assert s.ledger().quarantined == 2
         s.transfer_released(attempt)
-    assert s.out == [FailedOut(key, 503, "gone", 1)]
+    assert answers(s) == [FailedOut(key, 503, "gone", 1)]
     assert s.ledger().free == 12
 
 
@@ -202,7 +207,7 @@ def test_what_is_tried_again_keeps_its_order() -> None:
     for i in (1, 2):
         grant = s.admit(IDLE)
         assert grant is not None
-        s.granted(grant.entry, i, 0.0)
+        s.granted(grant, i, 0.0)
     for i in (1, 2):
         s.transfer_gave_out(i, 503, "gone", retryable=True, can_prefill=True)
     grants = [s.admit(IDLE) for _ in keys]
@@ -214,9 +219,9 @@ def test_a_transfer_that_was_refused_for_good_is_not_tried_again() -> None:
     key = submit(s, 1)
     grant = s.admit(IDLE)
     assert grant is not None
-    s.granted(grant.entry, 1, 0.0)
+    s.granted(grant, 1, 0.0)
     s.transfer_gave_out(1, 400, "too long", retryable=False, can_prefill=True)
-    assert s.out == [FailedOut(key, 400, "too long", None)]
+    assert answers(s) == [FailedOut(key, 400, "too long", None)]
 
 
 def test_an_abort_that_comes_first_is_remembered() -> None:
@@ -275,10 +280,12 @@ class DecodeLife(RuleBasedStateMachine):
     @rule()
     def grant(self) -> None:
         grant = self.s.admit(IDLE)
-        if grant is not None and grant.node_id is not None:
+        if grant is not None and grant.node_id is None:
+            self.s.granted(grant, None, 0.0)
+        elif grant is not None:
             self.ids += 1
             self.transfers[self.ids] = grant.entry.key
-            self.s.granted(grant.entry, self.ids, 0.0)
+            self.s.granted(grant, self.ids, 0.0)
 
     @precondition(lambda self: self.transfers)
     @rule(data=st.data(), eos=st.booleans())
@@ -305,7 +312,7 @@ class DecodeLife(RuleBasedStateMachine):
     @rule()
     def prebuild(self) -> None:
         if (prebuilt := self.s.take_prebuilt()) is not None:
-            self.s.process_prebuilt(prebuilt)
+            self.s.process_prebuilt(prebuilt, 0.0)
 
     @rule()
     def launch(self) -> None:
@@ -346,6 +353,9 @@ class DecodeLife(RuleBasedStateMachine):
         outs, self.s.out = self.s.out, []
         for out in outs:
             assert out.key not in self.ended, "news after the end"
+            if isinstance(out, StampsOut):
+                assert out.key not in self.told, "how a prompt came to its tokens is told before them"
+                continue
             if isinstance(out, TokenOut):
                 story = self.told.setdefault(out.key, [])
                 assert out.index == len(story), "a gap, or a token twice"

@@ -50,7 +50,7 @@ def test_what_has_no_pages_goes_back_and_what_has_some_is_finished() -> None:
     prebuild(s)
     grant = s.admit(IDLE)
     assert grant is not None
-    s.granted(grant.entry, 8, 1.0)
+    s.granted(grant, 8, 1.0)
     assert grant.entry.key == granted
 
     s.drain()
@@ -82,7 +82,7 @@ def test_a_hand_over_that_fails_meanwhile_is_tried_again() -> None:
     submit(s, 1)
     grant = s.admit(IDLE)
     assert grant is not None
-    s.granted(grant.entry, 7, 1.0)
+    s.granted(grant, 7, 1.0)
     s.drain()
     s.transfer_gave_out(7, 503, "it died", retryable=True, can_prefill=True)
     s.transfer_released(7)

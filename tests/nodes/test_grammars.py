@@ -35,7 +35,7 @@ def test_it_waits_for_its_grammar_and_others_go_ahead() -> None:
     grant = s.admit(IDLE)
     assert grant is not None
     assert (grant.entry.key, grant.entry.request.compiled_grammar) == (key, "compiled")
-    s.granted(grant.entry, 9, 1.0)
+    s.granted(grant, 9, 1.0)
     s.check_invariants()
 
 
@@ -116,8 +116,8 @@ def test_a_token_that_the_grammar_does_not_have_ends_its_request_alone() -> None
 
 def test_a_transfer_waits_for_its_grammar_and_others_go_ahead() -> None:
     s = prefill_scheduler()
-    assert s.submit("a", prefill(6, grammar=GRAMMAR), 0.0) is None
-    assert s.submit("b", prefill(6), 0.0) is None
+    assert s.submit("a", prefill(6, grammar=GRAMMAR)) is None
+    assert s.submit("b", prefill(6)) is None
     assert s.compiling() == [("a", GRAMMAR)]
     assert (len(s.admit()), s.num_queued, s.num_computing) == (1, 0, 1)
     s.compiled("a", "compiled")
@@ -125,14 +125,14 @@ def test_a_transfer_waits_for_its_grammar_and_others_go_ahead() -> None:
     assert request.compiled_grammar == "compiled"
     step = s.next_step(1.0)
     assert step is not None
-    ready = s.process(step, drawn(7, 8)[: len(step.batch.sample_rows)], 2.0)
-    assert ready[0].choices[0].finish is not FinishReason.STOP
+    (_, first), *_ = s.process(step, drawn(7, 8)[: len(step.batch.sample_rows)], 2.0)
+    assert first.choices[0].finish is not FinishReason.STOP
 
 
 @pytest.mark.parametrize("end", ["stop", "end"])
 def test_a_transfer_ends_while_its_grammar_is_compiled(end: str) -> None:
     s = prefill_scheduler()
-    s.submit("a", prefill(6, grammar=GRAMMAR), 0.0)
+    s.submit("a", prefill(6, grammar=GRAMMAR))
     getattr(s, end)("a")
     s.end("a")
     assert (s.compiling(), s.num_queued) == ([], 0)

@@ -47,8 +47,8 @@ class Node:
 
     def turn(self) -> DecodeStep | None:
         """Admit, launch a step if there is one, and process what is due."""
-        while self.s.admit(()) is not None:
-            pass
+        while (grant := self.s.admit(())) is not None:
+            self.s.granted(grant, None, self.now)
         step = self.s.next_step(self.now)
         if step is not None:
             rows = [step.batch.req_pool_indices[sample.index] for sample in step.batch.sample_rows]

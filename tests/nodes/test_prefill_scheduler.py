@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from common.kv.layout import KVLayout
 from common.messages import Prefill, int32s
-from common.request import FinishReason, SampledToken, SamplingParams
+from common.request import FinishReason, PrefillStamps, SampledToken, SamplingParams
 from prefill_node.scheduler import PrefillScheduler
 
 LAYOUT = KVLayout(layers=1, page_size=4, kv_heads=1, head_dim=8, dtype="float32")
@@ -41,8 +41,8 @@ def prefill(prompt_len: int, **sampling: Any) -> Prefill:
 
 def test_several_prompts_share_a_step_and_chunks_end_on_pages() -> None:
     s = scheduler()
-    assert s.submit("a", prefill(6), 0.0) is None
-    assert s.submit("b", prefill(9), 0.0) is None
+    assert s.submit("a", prefill(6)) is None
+    assert s.submit("b", prefill(9)) is None
     s.admit()
     first = s.next_step(1.0)
     assert first is not None
@@ -57,9 +57,9 @@ def test_several_prompts_share_a_step_and_chunks_end_on_pages() -> None:
 
 def test_a_prompt_starts_only_with_pages_for_all_of_it_and_in_order() -> None:
     s = scheduler(num_pages=5)
-    s.submit("a", prefill(12), 0.0)
-    s.submit("big", prefill(12), 0.0)
-    s.submit("small", prefill(4), 0.0)
+    s.submit("a", prefill(12))
+    s.submit("big", prefill(12))
+    s.submit("small", prefill(4))
     assert len(s.admit()) == 1  # a has 3 pages; big waits for its 3, and small behind big
     assert (s.num_queued, s.pages.num_free) == (2, 2)
     step = s.next_step(0.0)
@@ -69,21 +69,21 @@ def test_a_prompt_starts_only_with_pages_for_all_of_it_and_in_order() -> None:
     assert len(s.admit()) == 2
 
 
-def test_the_first_token_carries_the_finish_and_the_times() -> None:
+def test_the_first_token_carries_the_finish() -> None:
     s = scheduler()
-    s.submit("a", prefill(4), 1.0)
+    s.submit("a", prefill(4))
     s.admit()
     step = s.next_step(1.5)
     assert step is not None
-    (ready,) = s.process(step, drawn(0), 1.75)
-    (choice,) = ready.choices
+    ((_, first),) = s.process(step, drawn(0), 1.75)
+    (choice,) = first.choices
     assert (choice.first_token, choice.finish) == (0, FinishReason.STOP)
-    assert (ready.queue_ms, ready.prefill_ms) == (500.0, 250.0)
+    assert first.stamps == PrefillStamps(1.5, (1.75,))
 
 
 def test_pages_of_a_step_in_flight_rest_until_it_is_processed() -> None:
     s = scheduler(num_pages=2)
-    s.submit("a", prefill(8), 0.0)
+    s.submit("a", prefill(8))
     s.admit()
     step = s.next_step(0.0)
     assert step is not None
@@ -107,7 +107,7 @@ def test_pages_of_a_step_in_flight_rest_until_it_is_processed() -> None:
 )
 def test_what_can_never_be_computed_is_rejected_with_the_reason(bad: Prefill, word: str) -> None:
     s = scheduler()
-    rejection = s.submit("x", bad, 0.0)
+    rejection = s.submit("x", bad)
     assert rejection is not None
     assert word in rejection.reason
     assert s.ledger().free == 10
@@ -129,7 +129,7 @@ class PrefillLife(RuleBasedStateMachine):
     def submit(self, prompt_len: int) -> None:
         key = f"t{self.next_id}"
         self.next_id += 1
-        assert self.s.submit(key, prefill(prompt_len), 0.0) is None
+        assert self.s.submit(key, prefill(prompt_len)) is None
         self.live.append(key)
 
     @rule()
@@ -143,10 +143,10 @@ class PrefillLife(RuleBasedStateMachine):
     def process(self) -> None:
         step = self.in_flight.pop(0)
         ended = [c for c in step.chunks if c.plan.is_last]
-        for ready in self.s.process(step, drawn(*(7,) * len(ended)), 0.0):
-            assert ready.key not in self.over, "a first token after the end"
-            self.tokens[ready.key] = self.tokens.get(ready.key, 0) + 1
-            assert self.tokens[ready.key] == 1
+        for key, _ in self.s.process(step, drawn(*(7,) * len(ended)), 0.0):
+            assert key not in self.over, "a first token after the end"
+            self.tokens[key] = self.tokens.get(key, 0) + 1
+            assert self.tokens[key] == 1
 
     @precondition(lambda self: self.live)
     @rule(data=st.data(), stop_only=st.booleans())
@@ -179,8 +179,8 @@ TestPrefillLife.settings = settings(max_examples=60, stateful_step_count=40, dea
 
 def test_each_choice_of_a_prompt_has_a_first_token() -> None:
     s = scheduler()
-    s.submit("a", prefill(4, num_choices=3, choice=2), 0.0)
-    s.submit("b", prefill(4), 0.0)
+    s.submit("a", prefill(4, num_choices=3, choice=2))
+    s.submit("b", prefill(4))
     s.admit()
     step = s.next_step(1.0)
     assert step is not None
@@ -190,18 +190,18 @@ def test_each_choice_of_a_prompt_has_a_first_token() -> None:
         (0, 4),
         (1, 0),
     ]
-    a, b = s.process(step, drawn(7, 0, 8, 9), 2.0)
+    (_, a), (_, b) = s.process(step, drawn(7, 0, 8, 9), 2.0)
     assert [(c.first_token, c.finish) for c in a.choices] == [(7, None), (0, FinishReason.STOP), (8, None)]
     assert [c.first_token for c in b.choices] == [9]
 
 
 def test_a_stopped_prompt_of_several_choices_takes_nobody_elses_tokens() -> None:
     s = scheduler()
-    s.submit("a", prefill(4, num_choices=3), 0.0)
-    s.submit("b", prefill(4), 0.0)
+    s.submit("a", prefill(4, num_choices=3))
+    s.submit("b", prefill(4))
     s.admit()
     step = s.next_step(1.0)
     assert step is not None
     s.stop("a")
-    (b,) = s.process(step, drawn(7, 0, 8, 9), 2.0)
-    assert (b.key, [c.first_token for c in b.choices]) == ("b", [9])
+    ((key, b),) = s.process(step, drawn(7, 0, 8, 9), 2.0)
+    assert (key, [c.first_token for c in b.choices]) == ("b", [9])

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from common.messages import Commit, PromptLogprobs, Tokens, float32s, int32s
+from common.messages import Commit, Granted, PromptLogprobs, Tokens, float32s, int32s
 from common.request import MAX_PROMPT_LOGPROBS, FinishReason, LogprobArrays, TokenLogprobs
 from decode_node.entry import FailedOut, RefusedOut, TokenOut
 from decode_node.outbox import messages_of
 from decode_node.scheduler import DecodeScheduler
-from tests.nodes.test_decode_scheduler import IDLE, commit, drawn, prebuild, scheduler, submit
+from tests.nodes.test_decode_scheduler import IDLE, answers, commit, drawn, prebuild, scheduler, submit
 from tests.nodes.test_prefill_scheduler import prefill
 from tests.nodes.test_prefill_scheduler import scheduler as prefill_scheduler
 
@@ -31,7 +31,7 @@ def scored(transfer_id: int, top_ids: list[int] | None = None, finish: FinishRea
 def arrive(s: DecodeScheduler, transfer_id: int, commit: Commit) -> None:
     grant = s.admit(IDLE)
     assert grant is not None
-    s.granted(grant.entry, transfer_id, 1.0)
+    s.granted(grant, transfer_id, 1.0)
     s.transfer_done(transfer_id, commit, 2.0)
 
 
@@ -55,10 +55,10 @@ def test_they_go_out_before_the_first_token_and_as_they_came(finish: FinishReaso
     arrive(s, 7, scored(7, finish=finish))
     arrive(s, 8, commit(8, 5))
     messages = [message for _, message, _ in messages_of(s.out)]
-    assert [type(message) for message in messages] == [PromptLogprobs, Tokens]
-    assert messages[0] == PromptLogprobs(key.request_id, *ARRAYS)
-    assert messages[0].top_ids is ARRAYS[1]  # not copied
-    assert messages[1].request_ids == (key.request_id, other.request_id)
+    assert [type(message) for message in messages] == [Granted, PromptLogprobs, Granted, Tokens]
+    assert messages[1] == PromptLogprobs(key.request_id, *ARRAYS)
+    assert messages[1].top_ids is ARRAYS[1]  # not copied
+    assert messages[3].request_ids == (key.request_id, other.request_id)
 
 
 def test_no_other_token_has_them() -> None:
@@ -78,7 +78,7 @@ def test_what_nobody_asked_for_is_not_told() -> None:
     s = scheduler()
     submit(s, 1, prompt_len=3)
     arrive(s, 7, scored(7))
-    (out,) = s.out
+    (out,) = answers(s)
     assert isinstance(out, TokenOut)
     assert out.prompt_logprobs is None
 
@@ -88,7 +88,7 @@ def test_log_probabilities_of_what_is_no_token_fail_the_request(wrong: int) -> N
     s = scheduler()
     submit(s, 1, prompt_len=3, num_prompt_logprobs=2)
     arrive(s, 7, scored(7, [9, 8, wrong, 7]))
-    (out,) = s.out
+    (out,) = answers(s)
     assert isinstance(out, FailedOut)
     assert out.status == 500
     assert s.ledger().free == 12
@@ -104,5 +104,5 @@ def test_more_than_a_frame_holds_is_refused_by_both_nodes() -> None:
         if refused:
             assert (refused[0].status, refused[0].param) == (400, "prompt_logprobs")
         p = replace(prefill_scheduler(), num_pages=2**20, context_length=2**20, vocab_size=20)
-        rejection = p.submit("a", prefill(prompt_len, num_prompt_logprobs=num_top), 0.0)
+        rejection = p.submit("a", prefill(prompt_len, num_prompt_logprobs=num_top))
         assert (rejection is None) is fits

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from common.engine.batch import ScheduleBatch
 from common.messages import Choice, Commit, int32s
-from common.request import Request, SampledToken, SamplingParams
+from common.request import PrefillStamps, Request, SampledToken, SamplingParams
 from decode_node import admission
 from decode_node.admission import NEAR_TOKENS, AdmissionQueue, may_enter
-from decode_node.entry import DecodeStep, FailedOut, RequestKey, TokenOut
+from decode_node.entry import DecodeStep, FailedOut, RequestKey, StampsOut, TokenOut
 from tests.nodes.test_decode_scheduler import EOS, IDLE, LAYOUT, scheduler, submit
 
 PAGE = LAYOUT.page_size
@@ -101,13 +101,15 @@ class World:
             request = grant.entry.request
             assert grant.node_id is None or not request.outputs, "a retracted one needs no prefill node"
             self.device.grant(request)
-            if grant.node_id is not None:
+            if grant.node_id is None:
+                self.s.granted(grant, None, 0.0)
+            else:
                 self.ids += 1
-                self.s.granted(grant.entry, self.ids, 0.0)
+                self.s.granted(grant, self.ids, 0.0)
                 tokens = self.device.arrive(request, list(request.prompt_ids))
                 reason = request.sampling.finish_reason
                 choices = (Choice(token, reason(token, 1, (EOS,))) for token in tokens)
-                self.s.transfer_done(self.ids, Commit(self.ids, 1, 0.0, 0.0, tuple(choices)), 0.0)
+                self.s.transfer_done(self.ids, Commit(self.ids, 1, PrefillStamps(), tuple(choices)), 0.0)
         parted, self.s.parted = self.s.parted, []
         for request in parted:
             if request.row:
@@ -115,7 +117,7 @@ class World:
         if (prebuilt := self.s.take_prebuilt()) is not None:
             for entry in prebuilt.entries:
                 self.device.relay[entry.request.row] = entry.request.outputs[-1]
-            self.s.process_prebuilt(prebuilt)
+            self.s.process_prebuilt(prebuilt, 0.0)
         step = self.s.next_step(0.0) if len(self.in_flight) < self.depth else None
         if step is not None:
             self.in_flight.append((step, self.device.run(step.batch)))
@@ -125,6 +127,8 @@ class World:
         self.s.check_invariants()
         outs, self.s.out = self.s.out, []
         for out in outs:
+            if isinstance(out, StampsOut):
+                continue
             assert isinstance(out, TokenOut), out
             story = self.told.setdefault(out.key, [])
             assert out.index == len(story)

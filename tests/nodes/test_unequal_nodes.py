@@ -23,7 +23,7 @@ def test_a_prompt_that_no_prefill_node_left_can_compute_does_not_block_those_beh
     grant = s.admit(SMALL)
     assert grant is not None
     assert (grant.entry.key, grant.node_id) == (short, "small")
-    s.granted(grant.entry, 7, 1.0)
+    s.granted(grant, 7, 1.0)
     s.check_invariants()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,7 +20,7 @@ from common.kv.pages import Pages
 from common.kv.pool import KVPool
 from common.messages import Choice, Hello, PeerInfo, Role, SharedPool, Status, int32s
 from common.peer import Peer, PeerMessage, PeerUp
-from common.request import SamplingParams
+from common.request import PrefillStamps, SamplingParams
 from common.sockets import Pollable
 from tests.wire.hellos import LAYOUT, hello, here
 from tests.wire.loop import until
@@ -33,6 +34,7 @@ from transfer.receiver_endpoint import (
     TransferDone,
     TransferReleased,
 )
+from transfer.sender import FirstToken
 from transfer.sender_endpoint import (
     SenderEndpoint,
     SenderOutput,
@@ -48,6 +50,7 @@ Context = zmq.Context[zmq.Socket[bytes]]
 D_EPOCH, P_EPOCH = 101, 202
 P_NAME = "prefill-0"
 SAMPLING = SamplingParams(max_tokens=1)
+STAMPS = PrefillStamps(1.5, (2.5, 4.0))
 VERIFY = TransferConfig(verify_pages=True)
 
 
@@ -85,12 +88,15 @@ def prefill_endpoint(
     local: Hello | None = None,
     stream: TransferStream | None = None,
     openers: Mapping[str, OpenPages] | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> SenderEndpoint:
     """P's end."""
     greeting = local or greeting_of(Role.PREFILL, pool, config)
     stream = stream or TransferStream(Streams(pool.device))
     planes = None if openers is None else SenderPlanes(pool, config, stream, openers)
-    return SenderEndpoint(context, address, pool, config, greeting, P_EPOCH, stream=stream, planes=planes)
+    return SenderEndpoint(
+        context, address, pool, config, greeting, P_EPOCH, stream=stream, planes=planes, clock=clock
+    )
 
 
 def decode_endpoint(
@@ -100,10 +106,11 @@ def decode_endpoint(
     config: TransferConfig = VERIFY,
     local: Hello | None = None,
     streams: Streams | None = None,
+    clock: Callable[[], float] = time.monotonic,
 ) -> ReceiverEndpoint:
     """D's end, told of one P."""
     greeting = local or greeting_of(Role.DECODE, pool, config)
-    d = ReceiverEndpoint(context, pool, config, greeting, D_EPOCH, streams=streams)
+    d = ReceiverEndpoint(context, pool, config, greeting, D_EPOCH, streams=streams, clock=clock)
     d.set_prefill_nodes([PeerInfo(P_NAME, address, P_EPOCH)], now=0.0)
     return d
 
@@ -125,8 +132,10 @@ class World:
         stream: TransferStream | None = None,
         p_device: torch.device = CPU,
         d_device: torch.device = CPU,
+        p_ahead_s: float = 0.0,
     ) -> None:
         self.now = 0.0
+        self.p_clock = lambda: self.now + p_ahead_s
         self.plane = plane
         self.config = replace(config, transfer=plane)
         self.p_pool = filled_pool(layout, num_pages, seed=1, device=p_device)
@@ -137,11 +146,15 @@ class World:
         )
         # A process cannot map its own GPU memory, and need not.
         here_already = {CUDA_IPC: lambda ours, theirs: self.d_pages()} if d_device.type == "cuda" else None
-        self.p = prefill_endpoint(context, address, self.p_pool, self.config, p_hello, stream, here_already)
+        self.p = prefill_endpoint(
+            context, address, self.p_pool, self.config, p_hello, stream, here_already, self.p_clock
+        )
         self.taps = [Tap(context, address + "-tap", self.p.address)] if tapped else []
         self.front = address + "-tap" if tapped else self.p.address
         self.d_streams = Streams(d_device)
-        self.d = decode_endpoint(context, self.front, self.d_pool, self.config, d_hello, self.d_streams)
+        self.d = decode_endpoint(
+            context, self.front, self.d_pool, self.config, d_hello, self.d_streams, lambda: self.now
+        )
         self.at_p: list[SenderOutput] = []
         self.at_d: list[ReceiverOutput] = []
         self.until(lambda: self.d.ready_nodes() == [P_NAME])
@@ -220,7 +233,7 @@ class World:
 
     def sample(self, key: TransferKey, token: int = 42) -> None:
         """P has the first token."""
-        self.p.first_token(key, (Choice(token, None),), queue_ms=1.5, prefill_ms=2.5)
+        self.p.first_token(key, FirstToken((Choice(token, None),), STAMPS))
 
     def hand_over(self, p_pages: Sequence[int], d_pages: Sequence[int]) -> int:
         """A whole transfer in one chunk, until D has it."""

@@ -18,6 +18,7 @@ from common.kv.layout import KVLayout
 from common.messages import (
     CODEC,
     Abort,
+    Begun,
     Choice,
     Chunk,
     Commit,
@@ -25,6 +26,7 @@ from common.messages import (
     CudaPool,
     Failed,
     Finish,
+    Granted,
     Hello,
     HelloAck,
     HostIdentity,
@@ -43,12 +45,11 @@ from common.messages import (
     StatsRequest,
     Status,
     Submit,
-    Timings,
     Tokens,
     float32s,
     int32s,
 )
-from common.request import FinishReason, LogitBias, SamplingParams, TokenLogprobs
+from common.request import FinishReason, LogitBias, PrefillStamps, SamplingParams, TokenLogprobs
 
 GOLDEN = Path(__file__).parent.parent / "golden" / "messages.json"
 EPOCH = 0x0123456789ABCDEF
@@ -84,26 +85,39 @@ _SAMPLING = SamplingParams(
     logit_bias=(LogitBias(42, -100.0), LogitBias(43, 2.5)),
     num_logprobs=2,
 )
+_GRANTED = Granted((7, 8), "prefill-0", queued_s=1000.5, granted_s=1000.75)
+_STAMPS = PrefillStamps(1001.0, (1002.0, 1003.5), committed_s=1003.75)
 _LOGPROBS = TokenLogprobs(-0.5, (101, 7), (-0.5, -1.25))
 
 INSTANCES: tuple[Any, ...] = (
     _HELLO,
     HelloAck(_HELLO, accepted=True, reason="", plane="frames"),
     Status(
-        last_seq_seen=17, open_ids=(1, 2**40), queued=3, running=2, steps=99, usable=True, total_bytes=2**33
+        last_seq_seen=17,
+        open_ids=(1, 2**40),
+        queued=3,
+        running=2,
+        steps=99,
+        usable=True,
+        total_bytes=2**33,
+        sent_s=1000.5,
+        echo_s=20.25,
+        echo_came_s=1000.0,
     ),
     Abort(7),
     Failed(7, 503, "prefill-0: its process ended", retry_after_s=1),
     Submit(7, _SAMPLING, int32s([1, 2, 3]), timeout_ms=1500),
     Peers((PeerInfo("prefill-0", "ipc:///tmp/baton/prefill-0", EPOCH),)),
+    _GRANTED,
     PromptLogprobs(8, float32s([-0.5, -2.25]), int32s([101, 7, 3, 4]), float32s([-0.5, -1.25, -2.0, -2.0])),
     Tokens(
         request_ids=(7, 8),
-        finished=(Finish(8, FinishReason.LENGTH, Timings(1.5, 20.25, 3.0, 16.5)),),
+        finished=(Finish(8, FinishReason.LENGTH, prebuilt_s=1004.5, second_token_s=1004.75),),
         first=int32s([0, 5]),
         counts=int32s([2, 1]),
         token_ids=int32s([100, 101, 102]),
         logprobs=(RequestLogprobs(8, (_LOGPROBS,)),),
+        begun=(Begun(_GRANTED, _STAMPS, arrived_s=1004.25),),
     ),
     Refused(7, 429, "the queue is full", code="overloaded", param=None, retry_after_s=2),
     StatsRequest(5),
@@ -122,8 +136,7 @@ INSTANCES: tuple[Any, ...] = (
     Commit(
         9,
         6,
-        0.5,
-        12.25,
+        _STAMPS,
         (Choice(42, FinishReason.STOP, _LOGPROBS), Choice(43, None)),
         float32s([-0.5]),
         int32s([101, 7]),

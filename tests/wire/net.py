@@ -32,17 +32,22 @@ class Net:
         self.now = 0.0
         self.events: dict[Any, list[PeerEvent]] = {}
 
-    def acceptor(self, local: Hello = PREFILL, epoch: int = P_EPOCH) -> Acceptor:
-        """One more that binds."""
-        acceptor = Acceptor(self.context, self.target, local, epoch, no_status)
+    def acceptor(self, local: Hello = PREFILL, epoch: int = P_EPOCH, ahead_s: float = 0.0) -> Acceptor:
+        """One more that binds; its clock is ahead of the test's."""
+        clock = self._clock(ahead_s)
+        acceptor = Acceptor(self.context, self.target, local, epoch, no_status, clock=clock)
         self.events[acceptor] = []
         return acceptor
 
-    def connector(self, local: Hello = DECODE, epoch: int = D_EPOCH) -> Connector:
-        """One more that connects."""
-        connector = Connector(self.context, self.target, local, epoch, no_status, now=self.now)
+    def connector(self, local: Hello = DECODE, epoch: int = D_EPOCH, ahead_s: float = 0.0) -> Connector:
+        """One more that connects; its clock is ahead of the test's."""
+        clock = self._clock(ahead_s)
+        connector = Connector(self.context, self.target, local, epoch, no_status, now=self.now, clock=clock)
         self.events[connector] = []
         return connector
+
+    def _clock(self, ahead_s: float) -> Callable[[], float]:
+        return lambda: self.now + ahead_s
 
     def drop(self, end: Acceptor | Connector) -> None:
         """Close one end."""

@@ -21,6 +21,7 @@ import torch
 import zmq
 
 from common.messages import Choice, Prefill, Role, int32s
+from common.request import PrefillStamps
 from common.sockets import Pollable, wait
 from tests.wire.endpoint_world import (
     CPU,
@@ -34,6 +35,7 @@ from tests.wire.endpoint_world import (
 )
 from tests.wire.hellos import LAYOUT, here
 from transfer.planes.shm import SHM
+from transfer.sender import FirstToken
 from transfer.sender_endpoint import SenderEndpoint, TransferArrived, TransferKey
 
 
@@ -61,7 +63,7 @@ def compute(p: SenderEndpoint, key: TransferKey, prefill: Prefill) -> None:
         p.poll(time.monotonic())
     sys.stdin.buffer.readline()
     p.chunk(key, first, range(first + 1, num_pages + 1), is_last=True)
-    p.first_token(key, (Choice(42, None),), queue_ms=0.0, prefill_ms=0.0)
+    p.first_token(key, FirstToken((Choice(42, None),), PrefillStamps()))
 
 
 def main(role: str, address: str, plane: str, device: str) -> None:

@@ -10,9 +10,11 @@ import random
 from dataclasses import dataclass, field
 
 from common.messages import Choice
+from common.request import PrefillStamps
 from tests.wire.endpoint_world import World
 from tests.wire.plane_aborts import OTHERS
 from transfer.receiver_endpoint import TransferDone, TransferReleased
+from transfer.sender import FirstToken
 from transfer.sender_endpoint import TransferArrived, TransferKey, TransferStopped
 
 AT_ONCE = 6
@@ -82,7 +84,7 @@ class Churn:
         self.world.p.chunk(key, job.sent, job.p_pages[job.sent : job.sent + some], is_last=is_last)
         job.sent += some
         if is_last:
-            self.world.p.first_token(key, (Choice(1, None),), queue_ms=0.0, prefill_ms=0.0)
+            self.world.p.first_token(key, FirstToken((Choice(1, None),), PrefillStamps()))
             del jobs[key]
 
     def _take(self, at_d: object, p_pages: dict[int, list[int]]) -> list[int]:

@@ -15,7 +15,7 @@ import torch
 
 from common.kv.layout import KVLayout
 from common.messages import Abort, Chunk, Commit, Prefill, Quiesced
-from tests.wire.endpoint_world import P_NAME, SAMPLING, World
+from tests.wire.endpoint_world import P_NAME, SAMPLING, STAMPS, World
 from tests.wire.hellos import LAYOUT
 from tests.wire.tap import Hook, unchanged
 from transfer.receiver_endpoint import TransferDone, TransferGaveOut
@@ -55,7 +55,9 @@ def one_page_and_the_first_token_are_handed_over(plane: PlaneUnderTest, open_wor
     assert isinstance(done, TransferDone)
     assert done.transfer_id == transfer_id
     assert [choice.first_token for choice in done.commit.choices] == [42]
-    assert (done.commit.num_pages, done.commit.queue_ms, done.commit.prefill_ms) == (1, 1.5, 2.5)
+    stamps = done.commit.stamps
+    assert (done.commit.num_pages, stamps.start_s, stamps.chunks_s) == (1, STAMPS.start_s, STAMPS.chunks_s)
+    assert stamps.committed_s is not None
 
 
 def pages_arrive_in_their_places_and_touch_no_others(plane: PlaneUnderTest, open_world: OpenWorld) -> None:

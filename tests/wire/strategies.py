@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn, SearchStrategy
 
 from common.codec import Envelope
-from common.messages import MESSAGES, Finish, RequestLogprobs, Tokens, int32s
+from common.messages import MESSAGES, Begun, Finish, RequestLogprobs, Tokens, int32s
 from common.request import TokenLogprobs
 from tests.wire.schema import DEFAULT_RANGE, Shape, hints_of, shape_of
 
@@ -81,6 +81,7 @@ def tokens(draw: DrawFn) -> Tokens:
         int32s(counts),
         int32s(draw(st.lists(int32, min_size=sum(counts), max_size=sum(counts)))),
         tuple(logprobs),
+        tuple(draw(st.lists(messages_of(Begun), max_size=2))),
     )
 
 

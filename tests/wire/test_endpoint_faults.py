@@ -28,6 +28,7 @@ from common.messages import (
     Status,
     int32s,
 )
+from common.request import PrefillStamps
 from tests.wire.endpoint_world import (
     P_NAME,
     SAMPLING,
@@ -76,7 +77,7 @@ class WrongPrefill(RawPrefill):
 
     def commit(self, transfer_id: int = 0) -> Commit:
         """The commit of both pages."""
-        return Commit(transfer_id or self.transfer_id, 2, 1.0, 2.0, (CHOICE,))
+        return Commit(transfer_id or self.transfer_id, 2, PrefillStamps(), (CHOICE,))
 
     def counted(self, name: str) -> int:
         """What D counted."""

@@ -24,6 +24,7 @@ from common.messages import (
     Role,
     int32s,
 )
+from common.request import PrefillStamps
 from common.sockets import FrameSocket
 from tests.wire.endpoint_world import (
     D_EPOCH,
@@ -36,6 +37,7 @@ from tests.wire.endpoint_world import (
     prefill_endpoint,
 )
 from tests.wire.hellos import LAYOUT, hello
+from transfer.sender import FirstToken
 from transfer.sender_endpoint import TransferArrived, TransferEnded, TransferKey, TransferStopped
 
 CHOICE = Choice(42, None)
@@ -90,7 +92,9 @@ def test_a_request_that_comes_twice_is_one(raw: RawDecode) -> None:
 
 
 def test_messages_of_the_other_direction_are_counted_at_p(raw: RawDecode) -> None:
-    raw.send(Commit(7, 1, 1.0, 1.0, (CHOICE,)), Quiesced(7), Chunk(7, 0, 1, 1, (), (b"x",)), prefill(8))
+    raw.send(
+        Commit(7, 1, PrefillStamps(), (CHOICE,)), Quiesced(7), Chunk(7, 0, 1, 1, (), (b"x",)), prefill(8)
+    )
     raw.until(lambda: bool(raw.at_p))
     assert raw.p.counters()["messages_misplaced"] == 3
 
@@ -117,7 +121,7 @@ def test_limits_in_status_stand_in_for_a_lost_credit(context: Context, address: 
         raw.until(lambda: bool(raw.at_p))
         raw.p.start(key(7))
         raw.p.chunk(key(7), 0, [3], is_last=True)
-        raw.p.first_token(key(7), (CHOICE,), queue_ms=1.0, prefill_ms=1.0)
+        raw.p.first_token(key(7), FirstToken((CHOICE,), PrefillStamps()))
         assert raw.p.take_outputs() == []  # no credit yet
         raw.credit_bytes = PAGE_BYTES
         raw.until(lambda: any(isinstance(m, Commit) for m in raw.received), step_s=0.3)

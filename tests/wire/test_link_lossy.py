@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from collections import deque
+from dataclasses import dataclass, field, replace
 
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from common.clock import NUM_SAMPLES, PeerClock
 from common.codec import Envelope
 from common.link import (
     Deliver,
@@ -35,7 +38,7 @@ def is_greeting(envelope: Envelope) -> bool:
 
 @dataclass
 class Process:
-    """One end: side 0 connects, side 1 accepts."""
+    """One end: side 0 connects, side 1 accepts. No two have the same clock."""
 
     side: int
     epoch: int
@@ -43,12 +46,22 @@ class Process:
     inbox: list[int] = field(default_factory=list)  # ids of the Aborts that were delivered on this link
     statuses: list[Status] = field(default_factory=list)
     num_sent: int = 0
+    clock: PeerClock = field(default_factory=PeerClock)  # what it thinks of the other's
+    # Of the last Statuses: how long the way there and back took (inf: nothing had gone there), and back.
+    ways_s: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=NUM_SAMPLES))
+
+    @property
+    def ahead_s(self) -> float:
+        """Its clock, minus the wire's."""
+        return 1000.0 * self.epoch
 
     def renew(self, now: float) -> None:
         self.link = Link((DECODE, PREFILL)[self.side], self.epoch, initiates=self.side == 0, now=now)
         self.inbox.clear()
         self.statuses.clear()
         self.num_sent = 0
+        self.clock = PeerClock()
+        self.ways_s.clear()
 
 
 class LinksOverALossyWire(RuleBasedStateMachine):
@@ -72,7 +85,11 @@ class LinksOverALossyWire(RuleBasedStateMachine):
     def transmit(self, end: Process, output: Transmit) -> None:
         end.num_sent += 1
         assert output.envelope.seq == end.num_sent
-        self.wires[1 - end.side].send(output.envelope)
+        envelope = output.envelope
+        if isinstance(envelope.message, Status):
+            stamped = end.clock.stamp(envelope.message, self.now + end.ahead_s)
+            envelope = replace(envelope, message=stamped)
+        self.wires[1 - end.side].send(envelope)
 
     def feed(self, side: int, input_: Input) -> None:
         end = self.ends[side]
@@ -86,10 +103,21 @@ class LinksOverALossyWire(RuleBasedStateMachine):
                     end.inbox.append(id_)
                 case Deliver(Status() as status):
                     end.statuses.append(status)
+                    end.clock.hear(status, self.now + end.ahead_s)
+                    self.note_ways(end, status)
                 case LinkDown():
                     end.renew(self.now)
                     if isinstance(input_, Received):
                         self.feed(side, input_)  # the greeting of the new process, for the new link
+
+    def note_ways(self, end: Process, status: Status) -> None:
+        """What nobody could know who had not both clocks."""
+        peer = self.ends[1 - end.side]
+        back_s = self.now - (status.sent_s - peer.ahead_s)
+        there_s = math.inf
+        if status.echo_s is not None:
+            there_s = (status.echo_came_s - peer.ahead_s) - (status.echo_s - end.ahead_s)
+        end.ways_s.append((there_s + back_s, back_s))
 
     # What processes do ------------------------------------------------------------------------------------
 
@@ -161,6 +189,18 @@ class LinksOverALossyWire(RuleBasedStateMachine):
         for end in self.ends:
             assert all(status.last_seq_seen <= end.num_sent for status in end.statuses)
 
+    @invariant()
+    def the_other_clock_is_known_within_half_of_the_shortest_way_there_and_back(self) -> None:
+        for end, peer in (self.ends, self.ends[::-1]):
+            if not end.ways_s:
+                continue
+            error_s = end.clock.offset_s - (end.ahead_s - peer.ahead_s)
+            there_and_back_s = min(both for both, _ in end.ways_s)
+            if math.isfinite(there_and_back_s):
+                assert abs(error_s) <= there_and_back_s / 2 + 1e-6
+            else:  # the other has not heard us yet: a Status came no earlier than it was sent
+                assert abs(error_s - min(back for _, back in end.ways_s)) <= 1e-6
+
     def teardown(self) -> None:
         """The wire heals: both ends are up soon, talk, and hear a Status each second."""
         for wire in self.wires:
@@ -176,6 +216,9 @@ class LinksOverALossyWire(RuleBasedStateMachine):
             self.second_on_a_good_wire()
         assert [end.inbox[-1] for end in self.ends] == newest
         assert [len(end.statuses) for end in self.ends] == [5, 5]
+        ours, theirs = self.ends
+        assert abs(ours.clock.offset_s - (ours.ahead_s - theirs.ahead_s)) <= 1e-6
+        assert abs(theirs.clock.offset_s - (theirs.ahead_s - ours.ahead_s)) <= 1e-6
 
     def second_on_a_good_wire(self) -> None:
         self.now += 1.0

@@ -19,6 +19,7 @@ import pytest
 import torch
 
 from common.messages import Choice, PeerInfo, Role, int32s
+from common.request import PrefillStamps
 from tests.wire.endpoint_world import (
     CPU,
     P_EPOCH,
@@ -38,6 +39,7 @@ from tests.wire.plane_child import plane_child
 from transfer.planes.frames import FRAMES
 from transfer.planes.shm import SHM
 from transfer.receiver_endpoint import ReceiverOutput, TransferDone, TransferGaveOut, TransferReleased
+from transfer.sender import FirstToken
 from transfer.sender_endpoint import (
     SenderOutput,
     TransferArrived,
@@ -218,6 +220,6 @@ def test_when_d_dies_p_lets_go_of_its_memory_and_serves_others(
             key = lone.until_seen(TransferArrived, 2, beside=other.poll)
             p.start(key)
             p.chunk(key, 0, [5, 6], is_last=True)
-            p.first_token(key, (Choice(42, None),), queue_ms=0.0, prefill_ms=0.0)
+            p.first_token(key, FirstToken((Choice(42, None),), PrefillStamps()))
             until(lambda: [type(o) for o in other.poll()] == [TransferDone], other.d.pollables)
             assert other.holds([8, 9], [5, 6])

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from common.codec import PROTOCOL_VERSION
-from common.peering import LINK_COUNTERS
+from gateway.node_metrics import LINK_COUNTERS
 
 TEXT = (Path(__file__).parents[2] / "docs" / "protocol.md").read_text()
 

@@ -6,7 +6,7 @@ import pytest
 
 from common.errors import RemoteProtocolError
 from common.messages import Abort, Choice, Chunk, Commit, Failed, Quiesced, Rejected, float32s, int32s
-from common.request import SamplingParams
+from common.request import PrefillStamps, SamplingParams
 from transfer import receiver as rx
 from transfer.receiver import Receiver
 from transfer.states import (
@@ -17,7 +17,7 @@ from transfer.states import (
 
 ID, NUM_PAGES = 7, 2
 CHOICE = Choice(first_token=42, finish=None)
-COMMIT = Commit(ID, NUM_PAGES, 1.0, 2.0, (CHOICE,))
+COMMIT = Commit(ID, NUM_PAGES, PrefillStamps(), (CHOICE,))
 R, RE = ReceiverState, ReceiverEvent
 
 
@@ -50,7 +50,7 @@ def receiver_input(event: ReceiverEvent, receiver: Receiver) -> rx.Input:
             return chunk(receiver.pages_in)
         case RE.COMMIT:
             receiver.num_pages = receiver.pages_in
-            return Commit(ID, receiver.num_pages, 1.0, 2.0, (CHOICE,))
+            return Commit(ID, receiver.num_pages, PrefillStamps(), (CHOICE,))
         case RE.BROKEN:
             return rx.Broken("checksum")
         case RE.ABORT:
@@ -102,9 +102,9 @@ def test_receiver_steps_as_its_table_says(
         ((), chunk(0, num_pages=3)),
         ((), COMMIT),  # no pages in
         ((chunk(0),), COMMIT),  # one missing
-        ((chunk(0), chunk(1)), Commit(ID, 1, 1.0, 2.0, (CHOICE,))),  # other counts
-        ((chunk(0), chunk(1)), Commit(ID, 2, 1.0, 2.0, ())),  # no first token
-        ((chunk(0), chunk(1)), Commit(ID, 2, 1.0, 2.0, (CHOICE, CHOICE))),
+        ((chunk(0), chunk(1)), Commit(ID, 1, PrefillStamps(), (CHOICE,))),  # other counts
+        ((chunk(0), chunk(1)), Commit(ID, 2, PrefillStamps(), ())),  # no first token
+        ((chunk(0), chunk(1)), Commit(ID, 2, PrefillStamps(), (CHOICE, CHOICE))),
     ],
 )
 def test_what_does_not_fit_ends_the_transfer_as_retryable(
@@ -146,7 +146,13 @@ def test_log_probabilities_must_fit_the_prompt(
         receiver.handle(input_, 0.0)
     own, ids, top = lengths
     commit = Commit(
-        ID, NUM_PAGES, 1.0, 2.0, (CHOICE,), float32s([-1] * own), int32s([7] * ids), float32s([-1] * top)
+        ID,
+        NUM_PAGES,
+        PrefillStamps(),
+        (CHOICE,),
+        float32s([-1] * own),
+        int32s([7] * ids),
+        float32s([-1] * top),
     )
     outputs = receiver.handle(commit, 5.0)
     if fits:

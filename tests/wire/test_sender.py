@@ -6,6 +6,7 @@ import pytest
 
 from common.errors import LocalProtocolError
 from common.messages import Abort, Choice, Commit, Failed, Quiesced, Rejected
+from common.request import PrefillStamps
 from transfer import sender as tx
 from transfer.sender import Sender
 from transfer.states import (
@@ -16,13 +17,14 @@ from transfer.states import (
 
 ID, NUM_PAGES = 7, 2
 CHOICE = Choice(first_token=42, finish=None)
-COMMIT = Commit(ID, NUM_PAGES, 1.0, 2.0, (CHOICE,))
+STAMPS = PrefillStamps(1.0, (2.0,))
+COMMIT = Commit(ID, NUM_PAGES, STAMPS, (CHOICE,))
 S, SE = SenderState, SenderEvent
 
 
 FIRST_CHUNK = tx.ChunkComputed(0, (11,), is_last=False)
 LAST_CHUNK = tx.ChunkComputed(1, (12,), is_last=True)
-TOKEN = tx.FirstToken((CHOICE,), queue_ms=1.0, prefill_ms=2.0)
+TOKEN = tx.FirstToken((CHOICE,), STAMPS)
 
 SENDER_PATHS: dict[SenderState, tuple[tx.Input, ...]] = {
     S.QUEUED: (),

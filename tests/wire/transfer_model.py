@@ -15,7 +15,7 @@ from typing import Any
 from common.errors import RemoteProtocolError
 from common.messages import Abort, Choice, Chunk, Commit, Failed, Prefill, Quiesced, Rejected, Status, int32s
 from common.reconcile import Reconciler
-from common.request import SamplingParams
+from common.request import PrefillStamps, SamplingParams
 from transfer import receiver as rx
 from transfer import sender as tx
 from transfer.states import SenderState
@@ -227,7 +227,7 @@ class PrefillEnd:
 
     def sample(self, outgoing: Outgoing) -> None:
         outgoing.has_token = True
-        self.feed(outgoing, tx.FirstToken((Choice(outgoing.machine.transfer_id, None),), 1.0, 1.0))
+        self.feed(outgoing, tx.FirstToken((Choice(outgoing.machine.transfer_id, None),), PrefillStamps()))
 
     # What the plane does ----------------------------------------------------------------------------------
 
