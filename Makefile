@@ -9,7 +9,7 @@ HAS_GPU := $(shell nvidia-smi -L 2>/dev/null | grep -q '^GPU ' && echo yes)
 INSTALLED = .venv/installed $(if $(HAS_GPU),.venv/installed-cuda)
 PIP_INSTALL = .venv/bin/python -m pip install -c constraints.txt
 
-.PHONY: serve demo test conformance proofs
+.PHONY: serve demo test conformance proofs pictures
 .DELETE_ON_ERROR:
 
 serve: $(INSTALLED)
@@ -32,6 +32,10 @@ conformance: .venv/installed
 # Each with its fault put back in, which it must notice: as many starts of servers.
 proofs: .venv/installed-dev
 	.venv/bin/python -m pytest -n auto --maxprocesses 4 -m conformance tests/conformance/test_proofs.py
+
+# Of the page under load, for the docs; needs Chromium and a quiet machine.
+pictures: .venv/installed-dev
+	.venv/bin/python -m tests.web.screenshots
 
 # The stamp is removed before anything is changed: a set-up that was interrupted starts over from nothing.
 .venv/installed: pyproject.toml constraints.txt

@@ -49,6 +49,7 @@ from common.log import set_up_logging
 from common.messages import Role
 from common.supervision.lifeline import Lifeline
 from common.supervision.small_machine import share_cores
+from doctor.config import DoctorConfig
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -297,6 +298,21 @@ def keys(folder: Path) -> None:
     from common.keys import make_keys
 
     click.echo(make_keys(folder))
+
+
+@baton.command()
+@takes_model
+@options(
+    DoctorConfig, SupervisorConfig, GatewayConfig, ModelConfig, EngineConfig, TransferConfig, DecodeConfig
+)
+def doctor(**values: Any) -> int:
+    """Say whether `baton serve` with these options works on this machine, how well, and what to do if not.
+
+    Changes nothing, and fetches nothing. Exit status: 0 without a problem, 1 with one.
+    """
+    from doctor.command import doctor
+
+    return doctor(values)
 
 
 baton.add_command(bench)

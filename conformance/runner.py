@@ -17,6 +17,7 @@ from common.errors import ConfigError
 from conformance.client import Client
 from conformance.rows import NOT_APPLICABLE, Needs, Row, order
 from conformance.setup import FAILURES, WAIT_S, Models, Servers, Setup
+from terminal.progress import beside_progress, progress
 
 PASSED, FAILED, SKIPPED, PROVED, UNPROVED = "passed", "FAILED", "not run", "proved", "UNPROVED"
 
@@ -51,9 +52,13 @@ def run_all(rows: Iterable[Row], say: Callable[[str], None], *, prove: bool = Fa
     with tempfile.TemporaryDirectory(prefix="bc-", dir="/tmp") as folder:
         servers = Servers(Models(Path(folder)))
         try:
-            for row in in_order(rows):
-                results.append(_prove(row, servers) if prove else _try(row, servers.run))
-                say(results[-1].line())
+            with progress("conformance", len(ordered := in_order(rows))) as shown:
+                for row in ordered:
+                    shown.say(row.id)
+                    results.append(_prove(row, servers) if prove else _try(row, servers.run))
+                    shown.advance()
+                    with beside_progress():
+                        say(results[-1].line())
         finally:
             servers.close()
     return results
@@ -74,12 +79,16 @@ def run_at(
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
         raise ConfigError(f"no Baton server answers at {url}: {error or type(error).__name__}") from None
     results = []
-    for row in rows:
-        if row.needs is Needs.HTTP:
-            results.append(_try(row, lambda row: _run_at(row, client)))
-        else:
-            results.append(Result(row.id, SKIPPED, title=row.title, reason="needs its own server"))
-        say(results[-1].line())
+    with progress("conformance", len(every := list(rows))) as shown:
+        for row in every:
+            if row.needs is Needs.HTTP:
+                shown.say(row.id)
+                results.append(_try(row, lambda row: _run_at(row, client)))
+            else:
+                results.append(Result(row.id, SKIPPED, title=row.title, reason="needs its own server"))
+            shown.advance()
+            with beside_progress():
+                say(results[-1].line())
     return results
 
 

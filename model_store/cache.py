@@ -42,12 +42,12 @@ def cached(target: Path, build: Callable[[Path, Path], None], say: Say) -> Path:
     Raises:
         ConfigError: it cannot be written; and what `build` raises.
     """
-    if _is_whole(target):
+    if is_whole(target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_name(f"{target.name}.lock"), target.name, say):
-            if not _is_whole(target):
+            if not is_whole(target):
                 _make(target, build)
                 say(f"{target.name} is in {target}")
     except OSError as error:
@@ -56,7 +56,7 @@ def cached(target: Path, build: Callable[[Path, Path], None], say: Say) -> Path:
     return target
 
 
-def _is_whole(folder: Path) -> bool:
+def is_whole(folder: Path) -> bool:
     """Say whether the folder has every file of its manifest in full length."""
     try:
         manifest = json.loads((folder / _MANIFEST).read_text())

@@ -11,7 +11,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import click
 import gguf
 import numpy as np
 import torch
@@ -23,6 +22,7 @@ from transformers import AutoTokenizer
 from common.errors import ConfigError
 from common.model.rotary import rope_frequencies
 from common.model.spec import RopeScaling
+from terminal.progress import progress
 
 # Mistral's files call themselves llama: without a sliding window there is no difference.
 _ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
@@ -157,10 +157,11 @@ def _write_weights(file: _File, config: dict[str, Any], folder: Path) -> None:
         shard.clear()
 
     tensors = [tensor for name, tensor in file.tensors.items() if name != _ROPE_FACTORS]
-    # On stdout, and only where that is a terminal.
-    with click.progressbar(tensors, label="converting", hidden=not sys.stdout.isatty()) as progress:
-        for tensor in progress:
+    # Shown on stdout, as stderr is kept for what may go wrong.
+    with progress("converting", len(tensors), sys.stdout) as shown:
+        for tensor in tensors:
             name, shard[name] = _convert_tensor(tensor, config)
+            shown.advance()
             if sum(values.nbytes for values in shard.values()) >= _SHARD_BYTES:
                 write()
     if shard:

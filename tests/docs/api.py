@@ -47,12 +47,46 @@ Bodies and chunks are as OpenAI documents them. Beside that, where a request ask
 | --- | --- | --- | --- |
 | `prompt_token_ids` | a choice; in a stream, of its first chunk | `return_token_ids` | ids of the prompt as the model saw it |
 | `token_ids` | a choice, of each chunk in a stream | `return_token_ids` | ids of the answer's tokens |
-| `timings` | the body; in a stream, the chunk with the finish reason | `timings` | milliseconds: `queue_ms`, `prefill_ms`, `transfer_ms`, `first_decode_ms` |
+| `timings` | the body, or each choice where there are several; in a stream, a choice's chunk with the finish reason | `timings` | [where the time went](#timings) |
 | `prompt_logprobs` | a choice; of a chat, the body | `prompt_logprobs` | log probabilities of the prompt's tokens |
 | `usage` | each chunk | `stream_options.continuous_usage_stats` | the tokens so far |
 
 A stream ends with `data: [DONE]`; one that fails ends with one `data: {"error": ...}` and without it. Each answer has the
 header `X-Request-Id`, which the log names too.
+"""  # noqa: E501
+
+
+TIMINGS = """## Timings
+
+`timings` is where a request's time went, in milliseconds, by one clock: the gateway's. What other hosts say is put onto it by an
+estimate. The first six stages add up to `ttft_ms`, that and `decode_ms` to `total_ms`, to the microsecond.
+
+| field | from | to |
+| --- | --- | --- |
+| `tokenize_ms` | the first bytes of the request came | it was tokenized, and given to a decode node |
+| `submit_ms` | | the decode node took it |
+| `queue_ms` | | a prefill node launched the first chunk of the prompt: it waited for pages, and for its turn |
+| `prefill_ms` | | the last chunk was done; with it came the first token |
+| `transfer_ms` | | the decode node had the token and all pages; almost 0 where it computed them itself |
+| `send_ms` | | the first token was written to the client; where nothing streams, the gateway had it |
+| `decode_ms` | | the answer was at its end |
+| `first_decode_ms` | the decode node had the pages | it had the second token; null where there is none |
+
+`prefill_node` (null: the decode node computed the prompt) and `decode_node` say who did it, and `stamps_ms` when, since the first
+bytes: `received`, `tokenized`, `submitted`, `queued`, `granted` (pages and a prefill node), `prefill_start`, `chunks` (a list), `committed`
+(the prefill node had sent all), `arrived`, `prebuilt` (it joined the running batch), `first_token`, `second_token`, `done`. What did
+not happen is null.
+
+`GET /debug/requests` has the same for all requests that live, and the last 200 that ended, the newest first: `{"gateway", "now_s",
+"requests": [...]}`, each with `id`, `choice`, `endpoint`, `state` (`tokenizing`, `submitted`, `queued`, `granted`, `prefill`, `decoding`,
+`done`), `outcome` (null while it lives, then `success`, `client_gone`, `rejected` or `failed`), `error`, `finish_reason` (`stop` where tools are called,
+too), `prompt_tokens`, `output_tokens`, `received_s` (seconds since 1970) and `timings`, null where not known yet. It has no prompt and no text. Of a prefill
+in progress the gateway hears at its end, so a request stays `granted` until then. Of several gateways the one that is asked tells
+of its own (`gateway`).
+
+With `--otlp-traces-endpoint URL`, or the standard `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, each call becomes an OpenTelemetry span
+`llm_request` with vLLM's `gen_ai.*` attributes; below it is a span for each stage, and in `prefill` one for each chunk. A `traceparent`
+header is continued. The packages are the extra `otel`: `pip install "baton-serve[otel]"`.
 """  # noqa: E501
 
 
@@ -67,7 +101,7 @@ def api_page() -> str:
     for name, part in parts.items():
         if "properties" in part:
             lines += _section(name, part, page._TABLES.get(name, {}), openai_fields.of_parts())
-    return "\n".join([*lines, ANSWERS, *_routes(), *_examples()])
+    return "\n".join([*lines, ANSWERS, TIMINGS, *_routes(), *_examples()])
 
 
 def examples() -> list[Path]:

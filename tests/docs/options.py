@@ -11,6 +11,7 @@ import click
 
 import cli
 from common import config as settings
+from doctor.config import DoctorConfig
 
 HEAD = """# Options
 
@@ -36,6 +37,7 @@ CONFIGS: tuple[type[Any], ...] = (
     settings.ClientConfig,
     settings.AskConfig,
     settings.ChatConfig,
+    DoctorConfig,
     settings.DrainConfig,
     settings.LogConfig,
 )

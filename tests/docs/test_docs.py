@@ -91,7 +91,7 @@ def test_fields_are_described_in_words() -> None:
 def test_every_message_and_every_part_of_one_can_be_described() -> None:
     names = wire_types()
     assert {message.__name__ for message in MESSAGES} <= names.keys()
-    assert {"Timings", "SamplingParams", "KVLayout"} <= names.keys()
+    assert {"PrefillStamps", "SamplingParams", "KVLayout"} <= names.keys()
     text = fill("fields", *names)
     assert [name for name in names if f"**`{name}`**: " not in text] == []
     assert re.findall(r"<(?:class|enum)|typing\.|0x", text) == []

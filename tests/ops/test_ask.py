@@ -102,19 +102,35 @@ def test_raw_prompt_is_a_completion(server: Script) -> None:
 
 
 def test_timings_follow_the_answer_in_the_order_of_the_stages(server: Script) -> None:
-    timings = {"first_decode_ms": 4.0, "queue_ms": 1.0, "prefill_ms": 2.5, "transfer_ms": 3.0}
+    stages = {"queue_ms": 1.0, "prefill_ms": 2.5, "transfer_ms": 3.0, "tokenize_ms": 0.5, "submit_ms": 0.25}
+    sums = {"ttft_ms": 8.25, "decode_ms": 40.0, "total_ms": 48.25, "first_decode_ms": None}
+    timings = stages | sums | {"send_ms": 1.0, "stamps_ms": {"received": 0.0}, "decode_node": "decode-0"}
     server.body = stream(delta("Hello"), {"choices": [], "timings": timings})
     written: list[str] = []
     ask(ClientConfig(url=server.url), AskConfig(timings=True), "Hi", written.append)
     assert server.asked["timings"] is True
-    answer, _, stages = "".join(written).partition("\n\n")
+    answer, _, told = "".join(written).partition("\n\n")
     assert answer == "Hello"
-    assert [line.rsplit(maxsplit=2) for line in stages.splitlines()] == [
+    assert [line.rsplit(maxsplit=2) for line in told.splitlines()] == [
+        ["tokenize", "0.5", "ms"],
+        ["submit", "0.2", "ms"],
         ["queue", "1.0", "ms"],
         ["prefill", "2.5", "ms"],
         ["transfer", "3.0", "ms"],
-        ["first decode step", "4.0", "ms"],
+        ["send", "1.0", "ms"],
+        ["= first token", "8.2", "ms"],
+        ["decode", "40.0", "ms"],
+        ["= total", "48.2", "ms"],
     ]
+
+
+def test_what_a_server_does_not_know_is_left_out(server: Script) -> None:
+    timings = {"tokenize_ms": 1.0, "decode_ms": None, "total_ms": 2.0}
+    server.body = stream(delta("Hello"), {"choices": [], "timings": timings})
+    written: list[str] = []
+    ask(ClientConfig(url=server.url), AskConfig(timings=True), "Hi", written.append)
+    lines = "".join(written).partition("\n\n")[2].splitlines()
+    assert [line.rsplit(maxsplit=2)[0] for line in lines] == ["tokenize", "= total"]
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def test_killed_node_comes_back_and_the_others_stay(start: Callable[..., Server]
     server.expect("decode-0 is ready")
     signal.pidfd_send_signal(before["decode-0"], signal.SIGKILL)
     server.expect(r"decode-0 was killed by SIGKILL; starting it again now")
-    server.expect(r'\[gateway\] told {"restarts": {"decode": 1, "gateway": 0, "prefill": 0}}')
+    server.expect(r'\[gateway\] told {"restarts": {"decode": {"died": 1}, "gateway": {}, "prefill": {}}}')
     after = server.pidfds(("decode-0",))
     server.expect("decode-0 is ready")
     signal.pidfd_send_signal(after["decode-0"], signal.SIGKILL)
@@ -183,7 +183,10 @@ def test_each_of_several_nodes_comes_back_alone(start: Callable[..., Server]) ->
         signal.pidfd_send_signal(before.pop(name), signal.SIGKILL)
         server.expect(rf"{name} was killed by SIGKILL; starting it again now")
         server.expect(rf"{name} is ready")
-    server.expect(r'\[gateway\] told {"restarts": {"decode": 1, "gateway": 0, "prefill": 1}}')
+    died = '{"died": 1}'
+    server.expect(
+        rf'\[gateway\] told {{"restarts": {{"decode": {died}, "gateway": {{}}, "prefill": {died}}}}}'
+    )
     for pidfd in before.values():
         assert_alive(pidfd)
 
@@ -195,7 +198,7 @@ def test_restarted_gateway_keeps_its_port_and_hears_the_counts(start: Callable[.
     server.expect("gateway is ready")
     signal.pidfd_send_signal(pidfds["gateway"], signal.SIGKILL)
     assert server.expect(r"\[gateway\] port (\d+)") == port
-    server.expect(r'\[gateway\] told {"restarts": {"decode": 0, "gateway": 1, "prefill": 0}}')
+    server.expect(r'\[gateway\] told {"restarts": {"decode": {}, "gateway": {"died": 1}, "prefill": {}}}')
 
 
 def test_stopped_node_is_killed_and_started_again(start: Callable[..., Server]) -> None:
@@ -205,6 +208,7 @@ def test_stopped_node_is_killed_and_started_again(start: Callable[..., Server]) 
     signal.pidfd_send_signal(pidfds["decode-0"], signal.SIGSTOP)
     server.expect("decode-0 gave no sign of life for 1 s: killing it")
     assert_gone(pidfds["decode-0"])
+    server.expect(r'\[gateway\] told {"restarts": {"decode": {"stalled": 1}, "gateway": {}, "prefill": {}}}')
     server.pidfds(("decode-0",))
     server.expect("decode-0 is ready")
     assert_alive(pidfds["prefill-0"])
