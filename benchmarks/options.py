@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
 import click
@@ -23,3 +25,17 @@ def whole_numbers(context: click.Context, param: click.Parameter, value: str) ->
     if any(number < 1 for number in numbers):
         raise click.BadParameter("numbers above 0 are wanted")
     return numbers
+
+
+class NewFile(click.Path):
+    """A file to be written when all is measured: its folder must be there before."""
+
+    def __init__(self) -> None:
+        super().__init__(path_type=Path, dir_okay=False, writable=True)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Refuse what could not be written."""
+        path = Path(super().convert(value, param, ctx))
+        if not os.access(path.absolute().parent, os.W_OK):
+            self.fail(f"{path.absolute().parent} is no folder that can be written", param, ctx)
+        return path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
@@ -11,6 +12,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
+from typing import NoReturn
 
 import httpx
 
@@ -20,7 +23,7 @@ from terminal.progress import progress
 
 _BATON = Path(sys.executable).parent / "baton"
 _LISTENING = re.compile(r"listening on (http://\S+?);?\s")
-_START_S = 300.0
+_START_S = 900.0  # a first start on a GPU builds kernels for up to ten minutes; one that fails ends by itself
 _END_S = 15.0
 _POLL_S = 0.1
 _LOOKUP_S = 10.0
@@ -34,7 +37,7 @@ def running(model: Path, *options: str) -> Iterator[str]:
         ConfigError: it did not come up.
     """
     env = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
-    with tempfile.TemporaryFile("w+") as log:
+    with _signals_raise(), tempfile.TemporaryFile() as log:
         process = subprocess.Popen(
             [_BATON, "serve", model, "--port", "0", *options],
             env=env,
@@ -45,8 +48,8 @@ def running(model: Path, *options: str) -> Iterator[str]:
         )
 
         def said() -> str:
-            log.seek(0)
-            return log.read()
+            # Not by seek and read: the server writes where that leaves the offset, which both share.
+            return os.pread(log.fileno(), os.fstat(log.fileno()).st_size, 0).decode(errors="replace")
 
         try:
             give_up_s = time.monotonic() + _START_S
@@ -58,6 +61,21 @@ def running(model: Path, *options: str) -> Iterator[str]:
             yield url
         finally:
             stop(process, _END_S)
+
+
+@contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Have what ends us raise inside, so that a server, in a process group of its own, ends with us."""
+    before = {signum: signal.signal(signum, _exit) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
+
+
+def _exit(signum: int, frame: FrameType | None) -> NoReturn:
+    sys.exit(128 + signum)
 
 
 def _ready(log: str) -> str | None:

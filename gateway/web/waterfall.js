@@ -44,10 +44,10 @@ function fit(ms) {
 }
 
 function axisOf(shown) {
-  const newest = shown.slice(0, FIT_ROWS);
   if (chosen("from") === "start") {
-    return { isClock: false, spanMs: fit(Math.max(0, ...newest.map(({ lastedMs }) => lastedMs))) };
+    return { isClock: false, spanMs: fit(Math.max(...shown.map(({ lastedMs }) => lastedMs))) };
   }
+  const newest = shown.slice(0, FIT_ROWS);
   const endMs = Math.max(...shown.map((request) => 1000 * request.received_s + request.lastedMs));
   const spanMs = fit(endMs - Math.min(...newest.map(({ received_s }) => 1000 * received_s)));
   return { isClock: true, spanMs, beginMs: endMs - spanMs };

@@ -272,7 +272,7 @@ def test_a_screen_reader_finds_its_way(watched: Watched, server: LiveServer, byt
     chat(page, "hello")
     expect(page.locator("#rows .row")).to_have_count(1)
     for landmark in ("banner", "main", "navigation"):
-        expect(page.get_by_role(landmark)).to_have_count(1)  # type: ignore[arg-type]
+        expect(page.get_by_role(landmark)).to_have_count(1)
     titles = ["Nodes and their KV pages", "Throughput and latency", "Requests", "Chat", "Failures"]
     for title in titles:
         expect(page.get_by_role("region", name=title, exact=True)).to_have_count(1)
