@@ -20,6 +20,7 @@ class SetUp:
     prefill: int
     decode: int
     rounds: int
+    is_known: bool = True  # False: the servers ran already, on whatever it is
 
     @property
     def shares(self) -> bool:
@@ -37,6 +38,8 @@ def advise(judgement: Judgement, evidence: Evidence, set_up: SetUp) -> list[str]
     advice = []
     if judgement.verdict is Verdict.DONT:
         advice.append("serve with --colocated")
+    if not set_up.is_known:
+        return advice
     if Finding.WORSE in ttft and Finding.BETTER in itl:
         advice += _quicken_prompts(evidence, set_up)
     if Finding.WORSE in itl and set_up.prefill > 1:

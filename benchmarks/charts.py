@@ -7,11 +7,12 @@ lines also differ by dash and marker. Every chart and every line has its name as
 from __future__ import annotations
 
 import math
+import re
 import textwrap
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from xml.sax.saxutils import escape
+from xml.sax import saxutils
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _GAP = 400, 200, 64, 64, 76
 _COLUMNS = 2
@@ -19,6 +20,7 @@ _TICKS = 5
 _NOTE_CHARS = 140
 _LINES = 6  # distinct looks; the next line begins again
 _DASHES = ("", "6 3", "2 3", "8 3 2 3", "1 2", "10 4")
+_NO_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")  # XML 1.0, 2.2
 _STYLE = """
 :root { --ground: #fff; --ink: #1b1f24; --faint: #d7dbe0; --quiet: #57606a;
   --c0: #0072b2; --c1: #d55e00; --c2: #009e73; --c3: #aa4499; --c4: #8a6d00; --c5: #56606b; }
@@ -29,6 +31,11 @@ text { fill: var(--ink); font: 12px system-ui, sans-serif; } .quiet { fill: var(
 .title { font-weight: 600; font-size: 13px; } .head { font-weight: 600; font-size: 15px; }
 .grid { stroke: var(--faint); stroke-width: 1; } .line { fill: none; stroke-width: 1.8; }
 """
+
+
+def escape(text: str) -> str:
+    """Return text as XML has it, without the characters that it cannot have."""
+    return saxutils.escape(_NO_XML.sub("", text))
 
 
 class Look(Enum):

@@ -124,17 +124,21 @@ def _record(
 def _notes(comparison: Comparison, options: dict[str, Any], sides: Sequence[Side]) -> list[str]:
     """Return what a reader of the table has to know."""
     limits, rate = comparison.limits, comparison.deciding_rate
-    derived = [name for name in ("ttft_limit_ms", "itl_limit_ms") if options[name] is None]
-    how = f" ({LIMIT_FACTOR:g} times what the quicker server takes for one request alone)" if derived else ""
+    how = f" ({LIMIT_FACTOR:g} times what the quicker server takes for one request alone)"
+    first, gaps = (how if options[name] is None else "" for name in ("ttft_limit_ms", "itl_limit_ms"))
+    if first == gaps:
+        first = ""
     share = round(100 * options["long_share"])
     notes = [
         f"prompts of {options['short_prompt_tokens']} tokens, {share} % of {options['long_prompt_tokens']}; "
         f"answers of {options['output_tokens']}; means of {options['rounds']} rounds",
-        f"limits: first token {limits.ttft_ms:.4g} ms, 99 of 100 gaps {limits.itl_ms:.4g} ms{how}",
+        f"limits: first token {limits.ttft_ms:.4g} ms{first}, 99 of 100 gaps {limits.itl_ms:.4g} ms{gaps}",
         f"latencies have a say at {rate:.3g} requests/s, the highest rate that both hold"
         if rate is not None
         else "latencies have no say: no rate is held by both",
     ]
+    if sides[0].model != sides[1].model:
+        notes.append(f"the servers name different models: {sides[0].model} and {sides[1].model}")
     if len(sides) > 2:
         notes.append(f"{sides[2].name}: has one GPU where the others have several; it is not in the verdict")
     return notes
@@ -149,6 +153,8 @@ def main(*, plot: Path | None, save: bool, **options: Any) -> None:
     sizes = Sizes.of(report.options, on_gpu=num_gpus > 0)
     sides = _sides(options, num_gpus)
     said = report.options
+    if sides[0].url:
+        said["model"] = sides[0].model
     mix = Mix(
         sizes.short_prompt_tokens,
         sizes.long_prompt_tokens,
@@ -166,7 +172,8 @@ def main(*, plot: Path | None, save: bool, **options: Any) -> None:
     evidence = comparison.evidence(None if sides[0].url else options["most_others"] / 100)
     judgement = judge(evidence)
     gpus = min(num_gpus, options["prefill"] + options["decode"])
-    advice = advise(judgement, evidence, SetUp(gpus, options["prefill"], options["decode"], sizes.rounds))
+    set_up = SetUp(gpus, options["prefill"], options["decode"], sizes.rounds, is_known=not sides[0].url)
+    advice = advise(judgement, evidence, set_up)
     report = replace(report, extra={"comparison": _record(comparison, evidence, judgement, advice)})
     _publish(report, comparison, judgement, advice, _notes(comparison, said, sides), plot, save=save)
 

@@ -28,6 +28,7 @@ from benchmarks.verdict import (
 )
 
 _MUCH = 100  # a noise beyond is not told apart
+_LEAST_GOOD = 0.02  # of the requests, where servers are compared: a ratio to nothing would say no more
 _UNITS = {"answered": "requests/s", "output": "tokens/s", "within": "%", "good": "requests/s"}
 
 
@@ -91,14 +92,16 @@ class Comparison:
         ]
 
     def mean(self, side: str, rate: float | None, key: str) -> float | None:
-        """Return the geometric mean over the rounds."""
+        """Return the geometric mean over the rounds; nothing (0) in all of them has none, and is 0."""
         values = self.values(side, rate, key)
-        return geometric_mean(values) if values else None
+        if not any(values):
+            return 0.0 if values else None
+        return geometric_mean(_at_least(values, rate, key))
 
     def _compared(self, rule: Rule, *of: tuple[float | None, str]) -> Compared | None:
         """Compare a figure; `of` is rate and key for each of the pair."""
         pair = [
-            self.values(side, rate, key)
+            _at_least(self.values(side, rate, key), rate, key)
             for side, (rate, key) in zip((DISAGGREGATED, COLOCATED), of, strict=True)
         ]
         return compare(rule, *pair) if len(pair[0]) == len(pair[1]) > 1 else None
@@ -179,6 +182,12 @@ class Comparison:
                 name = f"{side} {key.partition('_')[2]}".strip()
                 lines.append(Series(name, points, colour, dash))
         return lines
+
+
+def _at_least(values: Sequence[float], rate: float | None, key: str) -> list[float]:
+    """Return the values, with what has a ratio in place of nothing: of requests within the limits, if any."""
+    least = {"within": 100 * _LEAST_GOOD, "good": _LEAST_GOOD * (rate or 1.0)}.get(key, 0.0)
+    return [max(value, least) for value in values]
 
 
 def table(rows: Sequence[Row], sides: Sequence[str]) -> str:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from benchmarks.options import choices_of
+from benchmarks.options import NewFile, choices_of
 from benchmarks.verdict import MOST_OTHERS
 from common.config import DEFAULT_MODEL, EngineConfig, ModelConfig
 
@@ -151,9 +150,7 @@ _OPTIONS = (
         show_default=True,
         help="Of silence, then it has failed.",
     ),
-    click.option(
-        "--plot", type=click.Path(path_type=Path, dir_okay=False), help="Draw it into this SVG file."
-    ),
+    click.option("--plot", type=NewFile(), help="Draw it into this SVG file."),
     click.option("--label", default="", help="Stands in the name of the saved files."),
     click.option("--save", is_flag=True, help="Keep result and plot in benchmarks/results."),
 )

@@ -21,7 +21,7 @@ from terminal.progress import beside_progress, progress
 # Times what the quicker server takes when nothing else runs; AlpaServe (OSDI 2023) scales its limits so, too.
 LIMIT_FACTOR = 3.0
 _LEAST_REQUESTS = 8  # of a cell
-_PROBE = 2  # times the concurrency, to find the capacity
+_PROBE = 2  # times the concurrency: the least that says what a server takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +65,7 @@ class Rounds:
         else:
             most = max(rates)
         nums = [max(_LEAST_REQUESTS, round(rate * sizes.seconds)) for rate in (most, *rates)]
+        nums[0] = max(nums[0], _PROBE * sizes.concurrency)  # fewer would end before the server is full
         return [
             Load(num, rate, sizes.concurrency, index)
             for index, (num, rate) in enumerate(zip(nums, (None, *rates), strict=True))
@@ -95,7 +96,10 @@ class Rounds:
                     click.echo(f"round {round_ + 1} of {num_rounds}", err=True)
                 for load, side in self._turns(order_of(self.sides, round_), loads):
                     shown.say(f"{side.name}, {load.name}")
+                    was_there = self.servers.runs(side)
                     target = self._target(side)
+                    if not was_there:
+                        self.tester.warm_up(target)
                     cell = self.tester.run(side.name, target, load, round_, limits, shown.advance)
                     cells.append(cell)
         return cells

@@ -97,6 +97,10 @@ class Servers:
     ) -> None:
         self._stack.__exit__(kind, e, t)
 
+    def runs(self, side: Side) -> bool:
+        """Say whether a server need not be started."""
+        return bool(side.url) or side.name in self._running
+
     def url(self, side: Side) -> str:
         """Return where a server is; it is started if it does not run.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -41,7 +42,10 @@ def model_folder(model: str, context_length: int) -> Iterator[Path]:
     if model != TINY:
         yield resolve_model(model, lambda line: click.echo(line, err=True))
         return
-    from tests.tiny import write_tiny_model  # imported here: `baton` is installed without the tests
+    # The command `baton` is installed without the tests, and does not look where it was called.
+    if (root := str(Path(__file__).parents[1])) not in sys.path:
+        sys.path.append(root)
+    from tests.tiny import write_tiny_model
 
     with tempfile.TemporaryDirectory() as folder:
         yield write_tiny_model(Path(folder), max_position_embeddings=context_length)

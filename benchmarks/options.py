@@ -35,7 +35,7 @@ class NewFile(click.Path):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         """Refuse what could not be written."""
-        path = Path(super().convert(value, param, ctx))
+        path = Path(os.fsdecode(super().convert(value, param, ctx)))
         if not os.access(path.absolute().parent, os.W_OK):
             self.fail(f"{path.absolute().parent} is no folder that can be written", param, ctx)
         return path

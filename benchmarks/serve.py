@@ -16,6 +16,7 @@ import click
 
 from benchmarks.answers import Answer, read_answer
 from benchmarks.load import Effort, Hold, run_load
+from benchmarks.options import NewFile
 from benchmarks.report import Report
 from benchmarks.requests import RequestMaker, arrivals
 from benchmarks.serve_figures import GoodLimits, add_effort, add_load, add_long, add_phase, add_row
@@ -185,7 +186,7 @@ _POSITIVE = click.FloatRange(0, min_open=True)
 )
 @click.option(
     "--plot",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=NewFile(),
     help="Draw latencies and tokens into this SVG file.",
 )
 @click.option("--label", default="", help="Stands in the name of the saved file.")
@@ -222,10 +223,10 @@ def main(*, plot: Path | None, save: bool, **options: Any) -> None:
             else:
                 add_load(targets, answers, GoodLimits(options["ttft_limit_ms"], options["itl_limit_ms"]))
         add_effort(targets, effort)
+    report.publish(save=save, label=options["label"])
     if plot is not None:
         said = ", ".join(f"{each.name} {each.value:.4g} {each.unit}" for each in report.figures)
         plot.write_text(plot_load(f"{maker.model} at {url}", groups, [said]))
-    report.publish(save=save, label=options["label"])
     targets.check()
 
 

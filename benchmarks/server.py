@@ -23,7 +23,7 @@ from terminal.progress import progress
 
 _BATON = Path(sys.executable).parent / "baton"
 _LISTENING = re.compile(r"listening on (http://\S+?);?\s")
-_START_S = 900.0  # a first start on a GPU builds kernels for up to ten minutes; one that fails ends by itself
+_START_S = 900.0  # on GPUs a first one builds kernels for some minutes; one that fails ends by itself
 _END_S = 15.0
 _POLL_S = 0.1
 _LOOKUP_S = 10.0
@@ -66,12 +66,15 @@ def running(model: Path, *options: str) -> Iterator[str]:
 @contextmanager
 def _signals_raise() -> Iterator[None]:
     """Have what ends us raise inside, so that a server, in a process group of its own, ends with us."""
-    before = {signum: signal.signal(signum, _exit) for signum in (signal.SIGTERM, signal.SIGHUP)}
+    # Not what another server has set already, nor what nohup ignores.
+    ending = [s for s in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(s) is signal.SIG_DFL]
+    for signum in ending:
+        signal.signal(signum, _exit)
     try:
         yield
     finally:
-        for signum, handler in before.items():
-            signal.signal(signum, handler)
+        for signum in ending:
+            signal.signal(signum, signal.SIG_DFL)
 
 
 def _exit(signum: int, frame: FrameType | None) -> NoReturn:

@@ -137,7 +137,7 @@ class Acceptor(Peering):
         """Answer, not each of its greetings: it cannot read the answer, but logs which version that is of."""
         if identity != self._answered_last:
             self._answered_last = identity
-            self.counters["peers_refused"] += 1
+            self._refused(reason, decided_here=True)
             ack = HelloAck(self.local, accepted=False, reason=reason)
             self.transmit(Envelope(self.epoch, 0, ack), identity)
 

@@ -24,7 +24,7 @@ MAX_LOGPROBS = 20
 MAX_PROMPT_LOGPROBS = 1 << 20  # numbers for a prompt: they travel as arrays, each in one frame
 MAX_CHOICES = 128
 MAX_GRAMMAR_CHARS = 1 << 16
-MAX_CHUNK_STAMPS = 256
+MAX_CHUNK_STAMPS = 64
 
 
 class FinishReason(Enum):

@@ -47,10 +47,21 @@ def judge_triton(version: str | None, compiler: str | None, header: Path, cache:
             "install Python's headers (Debian: python3-dev), or take a Python that brings them",
         )
     num_built = sum(1 for _ in cache.iterdir()) if cache.is_dir() else 0
+    if not num_built and not _can_be_written(cache):
+        return problem(
+            f"triton {version} with {compiler}, but {cache} cannot be written: no kernel can be built",
+            "set TRITON_CACHE_DIR to a folder that you can write",
+        )
     state = f"{num_built} kernels and launchers are in {cache}"
     if not num_built:
         state = f"{cache} is empty: the first start builds all kernels, once, and logs how long that took"
     return ok(f"triton {version} with {compiler}; {state}", built=num_built)
+
+
+def _can_be_written(folder: Path) -> bool:
+    """Say whether a folder is ours to write, or to make."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def find_compiler(env: Mapping[str, str]) -> str | None:
@@ -141,7 +152,7 @@ CHECKS = (
         "triton",
         "On GPUs: triton, the C compiler and the headers that it needs, and its cache.",
         "",
-        "One of them is not here.",
+        "One of them is not here, or the cache is empty and cannot be written.",
         _triton,
         limit_s=60.0,
     ),

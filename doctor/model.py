@@ -14,6 +14,7 @@ from doctor.finding import Finding, ok, problem, warning
 from model_store.store import MODELS, find_model
 
 _MIB = 2**20
+_GGUF = b"GGUF"
 _HI = ({"role": "user", "content": "hi"},)
 
 
@@ -62,13 +63,21 @@ def _model(asked: Asked) -> Iterator[Finding]:
         return
     if name in MODELS:
         how = f"is not here yet: {MODELS[name].download_mb} MB come from the package index at the first start"
-    elif Path(name).expanduser().exists():
+    elif (path := Path(name).expanduser()).exists():
+        if path.is_file() and not _begins_as_gguf(path):
+            yield problem(f"{name} is no GGUF file: it does not begin as one", "give another MODEL")
+            return
         how = "is a GGUF file: it is converted at the first start, which takes up to some minutes"
     else:
         how = "is not here yet: it comes from the hub at the first start, if the hub has it"
     yield warning(
         f"{name} {how}; what it needs is not known before", f"fetch it now: baton models pull {name}"
     )
+
+
+def _begins_as_gguf(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(len(_GGUF)) == _GGUF
 
 
 def _config(asked: Asked) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import tempfile
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from doctor.finding import Finding, ok, problem, warning
 _PATIENCE_S = 3.0
 _LISTENING = "0A"  # st in /proc/net/tcp
 _MOST_COMMAND = 80
+_SECRET = re.compile(r"(--[\w-]*(?:key|token|password|secret)[ =])(?!@)\S+")  # @FILE is none
 
 
 def try_socket_folder() -> Finding:
@@ -82,7 +84,8 @@ def listeners(port: int, proc: Path = Path("/proc")) -> list[str]:
         try:
             if any(str(link.readlink()) in inodes for link in (process / "fd").iterdir()):
                 command = (process / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                found.append(f"pid {process.name} ({command.strip()[:_MOST_COMMAND]})")
+                command = _SECRET.sub(r"\1***", command.strip())
+                found.append(f"pid {process.name} ({command[:_MOST_COMMAND]})")
         except OSError:
             continue  # another user's, or gone
     return found
@@ -102,10 +105,13 @@ def _port(asked: Asked) -> Iterator[Finding]:
         check_port(host, port)
     except ConfigError as error:
         if "is taken" not in str(error):
-            yield problem(str(error), "see what --host and --port say")
+            yield problem(
+                str(error),
+                "give --host one of this machine's addresses, and --port 1024 to 65535 (below only as root)",
+            )
             return
         who = listeners(port)
-        by = f" by {' and '.join(who)}" if who else ", by a process that this user cannot see"
+        by = f" by {' and '.join(who)}" if who else "; who has it cannot be seen"
         yield problem(
             f"port {port} of {host} is taken{by}",
             "end that process, or choose another port with --port (0 lets the system pick one)",

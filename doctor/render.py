@@ -60,9 +60,9 @@ class Lines:
             self._say(("\n" if self._group else "") + click.style(row.group, bold=True))
             self._group = row.group
         level = click.style(f"{row.finding.level.value:<{_LEVEL_CHARS}}", fg=_COLOURS[row.finding.level])
-        self._say(f"  {level}  {row.check:<{self._name_chars}}  {row.finding.found}")
+        self._say(f"  {level}  {row.check:<{self._name_chars}}  {_printable(row.finding.found)}")
         if row.finding.remedy:
-            self._say(f"{' ' * (_LEVEL_CHARS + self._name_chars + 6)}to do: {row.finding.remedy}")
+            self._say(f"{' ' * (_LEVEL_CHARS + self._name_chars + 6)}to do: {_printable(row.finding.remedy)}")
 
     def summary(self, rows: Sequence[Row], model: str) -> None:
         """Write what follows from all of it."""
@@ -76,9 +76,15 @@ class Lines:
 
 _CONCLUSIONS = {
     Level.OK: "`baton serve {model}` works here.",
-    Level.WARNING: "`baton serve {model}` works here; the warnings say what it is slower for, or lacks.",
+    Level.WARNING: "`baton serve {model}` works here, but for what the warnings say is slower, lacking, or "
+    "not known yet.",
     Level.PROBLEM: "`baton serve {model}` would fail here, or be wrong: mend the problems first.",
 }
+
+
+def _printable(text: str) -> str:
+    """Return text as one line: names of others may have anything in them, also what moves a cursor."""
+    return "".join(char if char.isprintable() else " " for char in text)
 
 
 def counted(rows: Sequence[Row]) -> str:

@@ -197,8 +197,12 @@ def _room(asked: Asked) -> Iterator[Finding]:
         available = available_memory_bytes()
         yield judge_cpu_room(cpu_need(asked.config, model, available), available, model.spec.context_length)
         return
+    try:
+        shares = place_nodes(asked.config, num_gpus)
+    except ConfigError:
+        return  # the check `nodes` says it
     gpus = {gpu.index: gpu for gpu in read_gpus(num_gpus)}
-    for name, share in place_nodes(asked.config, num_gpus).items():
+    for name, share in shares.items():
         yield judge_gpu_room(asked.config, model, name, share, gpus[share.gpu])
 
 

@@ -104,7 +104,7 @@ class Answer:
                 if isinstance(event, Exception):
                     raise event
                 delta = self.take(event)
-                self._last_token_s = token_times.add(self._last_token_s, len(event.token_ids))
+                self._last_token_s = token_times.add(self._last_token_s, len(delta.token_ids))
                 if delta.finish is None:
                     emit(self, delta)
                     return

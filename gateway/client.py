@@ -7,7 +7,6 @@ and once more after each send.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 from collections import Counter
 from collections.abc import Sequence
@@ -29,7 +28,6 @@ from common.messages import (
     Refused,
     Role,
     Stats,
-    StatsRequest,
     Status,
     Tokens,
 )
@@ -37,13 +35,13 @@ from common.peer import Peer, PeerDown, PeerMessage, PeerUp
 from common.request import FinishReason, LogprobArrays, SamplingParams
 from gateway.errors import deadline_exceeded
 from gateway.nodes import NodeSnapshot, RequestStream, TokenEvent
+from gateway.queries import NodeQueries
 from gateway.router import Node, Router
 from gateway.stream import Stream
 from gateway.submission import Submission
 
 log = logging.getLogger("baton.gateway")
 
-STATS_TIMEOUT_S = 2.0
 RETRY_AFTER_S = 1
 MOST_MESSAGES = 16  # read in one go; then whatever else the loop has to do gets on
 OVERDUE_AFTER_S = 1.0  # beyond a request's deadline: the decode node, which knows more, should say so itself
@@ -64,8 +62,7 @@ class NodeClient:
         self._router = Router()
         self._streams: dict[int, Stream] = {}
         self._next_id = 1  # of a request
-        self._query_ids = itertools.count(1)
-        self._queries: dict[int, tuple[Peer, asyncio.Future[Stats]]] = {}
+        self._queries = NodeQueries()
         self._timer: asyncio.TimerHandle | None = None
         self._pidfds: dict[int, int] = {}
         self._is_closed = False
@@ -123,29 +120,7 @@ class NodeClient:
 
     async def snapshot(self) -> tuple[tuple[NodeSnapshot, ...], tuple[str, ...]]:
         """Ask all nodes at once; those that do not answer within 2 s, or are down, are named."""
-        asked: list[tuple[Peer, asyncio.Future[Stats]]] = []
-        query_ids = []
-        for node in self._router.nodes():
-            query_id = next(self._query_ids)
-            future: asyncio.Future[Stats] = self._loop.create_future()
-            self._queries[query_id] = (node.peer, future)
-            query_ids.append(query_id)
-            asked.append((node.peer, future))
-            node.peer.send(StatsRequest(query_id))
-        self._pump_soon()
-        if asked:
-            await asyncio.wait([future for _, future in asked], timeout=STATS_TIMEOUT_S)
-        for query_id in query_ids:
-            self._queries.pop(query_id, None)
-        answers = []
-        missing = []
-        for peer, future in asked:
-            if not future.done() or future.cancelled():  # silent, or gone while it was asked
-                future.cancel()
-                missing.append(peer.node_id)
-            else:
-                stats = future.result()
-                answers.append(_snapshot(peer, stats, self._router.of(peer)))
+        answers, missing = await self._queries.ask(list(self._router.nodes()), self._pump_soon)
         present = {snapshot.node_id for snapshot in answers} | set(missing)
         missing += [name for name in self._router.gone(self._loop.time()) if name not in present]
         return tuple(answers), tuple(missing)
@@ -297,9 +272,7 @@ class NodeClient:
 
     def _down(self, peer: Peer, reason: str, now: float) -> None:
         node = self._router.remove(peer, now)
-        for query_peer, future in self._queries.values():
-            if query_peer is peer:
-                future.cancel()
+        self._queries.gone(peer)
         if node is None:
             return
         was_heard = node.status is not None  # else it may have died before its greeting was read
@@ -339,11 +312,11 @@ class NodeClient:
                 node.take_status(message, now)
                 if node.peer.hello.role is Role.DECODE and not message.usable:
                     node.peer.send(Peers(self._router.prefill_infos()))  # the last one may have been lost
+                for known in self._known(node, message.open_ids):
+                    known.note_taken()
                 self._lost(node, node.reconciler.on_status(message.last_seq_seen, message.open_ids))
             case Stats():
-                query = self._queries.get(message.query_id)
-                if query is not None and query[0] is node.peer and not query[1].done():
-                    query[1].set_result(message)
+                self._queries.answered(node.peer, message)
             case _:
                 self._counters["messages_misplaced"] += 1
 
@@ -410,17 +383,3 @@ class NodeClient:
                 self._retry(
                     stream, RequestRejected("the decode node lost the request: ask again", status=500)
                 )
-
-
-def _snapshot(peer: Peer, stats: Stats, node: Node | None) -> NodeSnapshot:
-    status, layout = None if node is None else node.status, peer.hello.layout
-    return NodeSnapshot(
-        peer.node_id,
-        peer.hello.role,
-        peer.epoch,
-        stats.pages,
-        stats.counters,
-        running=0 if status is None else status.running,
-        queued=0 if status is None else status.queued,
-        page_bytes=0 if layout is None else layout.page_bytes,
-    )

@@ -157,8 +157,8 @@ FAILURES: dict[Failure, About] = {
     ),
     Failure.PLANE_FALLBACK: About(
         (PREFILL,),
-        "Pages travel in messages to a decode node, for its memory cannot be mapped.",
-        "The log says why; on one host run both nodes as one user, in one PID namespace.",
+        "Pages travel in messages to a decode node of this host, for its memory cannot be mapped.",
+        "The log says why; run both nodes as one user, in one PID namespace.",
         ("planes_fallen_back",),
     ),
     Failure.ATTENTION_FALLBACK: About(

@@ -29,13 +29,12 @@ def gateway_id() -> str:
 
 
 class State(Enum):
-    """How far a request is, as far as this process knows: of a prefill it hears with the first token."""
+    """How far a request is, as far as this process knows: of a prefill it hears when that is over."""
 
     TOKENIZING = "tokenizing"  # or its body is still read
     SUBMITTED = "submitted"
     QUEUED = "queued"  # at its decode node
-    GRANTED = "granted"  # it has pages, and a prefill node
-    PREFILL = "prefill"
+    GRANTED = "granted"  # it has pages, and a prefill node, which may be at it already
     DECODING = "decoding"
     DONE = "done"
 
@@ -65,8 +64,6 @@ class RequestRecord:
             return State.TOKENIZING
         if self.gateway.first_token_s is not None or node.arrived_s is not None:
             return State.DECODING
-        if node.prefill_start_s is not None:
-            return State.PREFILL
         if node.granted_s is not None:
             return State.GRANTED
         return State.SUBMITTED if node.queued_s is None else State.QUEUED

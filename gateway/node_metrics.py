@@ -67,7 +67,7 @@ PREFILL_COUNTERS = {
     "transfers_aborted": "Transfers that their decode node gave up.",
     "aborts_before_request": "Requests that were dropped because their abort came first.",
     "pages_sent": "KV pages that left.",
-    "planes_fallen_back": "Links whose pages travel in messages: D's memory cannot be mapped.",
+    "planes_fallen_back": "Links of this host whose pages travel in messages: D's memory cannot be mapped.",
 }
 COUNTERS: dict[Role, dict[str, str]] = {
     Role.DECODE: LINK_COUNTERS | STEP_COUNTERS | DECODE_COUNTERS,

@@ -38,7 +38,7 @@ class NodeStamps:
 
     decode_node: str
     prefill_node: str | None = None  # None: the decode node computes it, or it has not been granted yet
-    queued_s: float | None = None  # the decode node took it
+    queued_s: float | None = None  # the decode node took it; of one that waits there still: it was sent
     granted_s: float | None = None  # it has pages, and a prefill node
     prefill_start_s: float | None = None  # the first chunk was launched
     chunks_s: tuple[float, ...] = ()  # when each chunk was done; the last one gave the first token

@@ -38,6 +38,7 @@ class Stream:
         self.submission = submission
         self.request_id = request_id
         self.node: Node  # who has it
+        self.given_s: float  # when it was given to that node
         self.stamps: NodeStamps  # of that node
         self.received = 0
         self.scores: LogprobArrays | None = None  # of the prompt; they come before its first token
@@ -92,6 +93,11 @@ class Stream:
         """Watch the deadline no more."""
         if self.timer is not None:
             self.timer.cancel()
+
+    def note_taken(self) -> None:
+        """Its node has it. Since when it says later: until then, since it was sent."""
+        if self.stamps.queued_s is None:
+            self.stamps = replace(self.stamps, queued_s=self.given_s)
 
     def note_granted(self, granted: Granted) -> None:
         """It has pages at its node, perhaps once more."""

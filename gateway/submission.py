@@ -40,7 +40,7 @@ class Submission:
     def given_to(self, node: Node, streams: Collection[Stream], now: float) -> Submit:
         """Note who has these of its requests from now on; return what it is to be told."""
         for stream in streams:
-            stream.node, stream.stamps = node, NodeStamps(node.peer.node_id)
+            stream.node, stream.given_s, stream.stamps = node, now, NodeStamps(node.peer.node_id)
         self.tried.add(node.peer.epoch)
         timeout_ms = None
         if self._deadline_s is not None:

@@ -72,10 +72,12 @@ def open_tracing(endpoint: str | None, environ: Mapping[str, str] = os.environ) 
             raise ConfigError(f"traces go out as {_HTTP}, and the environment asks for {protocol}")
         try:
             spans: Any = import_module("gateway.spans")
+            tracing: Tracing = spans.open_spans(endpoint)
         except ImportError:
             by = "--otlp-traces-endpoint" if endpoint else "exporting traces, which OTEL_EXPORTER_* ask for,"
             raise ConfigError(f"{by} {_INSTALL}") from None
-        tracing: Tracing = spans.open_spans(endpoint)
+        except ValueError as error:  # the packages read other OTEL_* variables, some as they are imported
+            raise ConfigError(f"OpenTelemetry refuses its settings: {error}") from error
     except ConfigError as error:
         if endpoint is not None:
             raise

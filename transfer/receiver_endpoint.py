@@ -369,7 +369,7 @@ class ReceiverEndpoint:
             node.plane.on_status(status)
         except RemoteProtocolError as error:
             log.error("%s: %s: %s", self._local.node_id, node.info.node_id, error)
-            self._counters["messages_rejected"] += 1
+            self._counters["messages_misplaced"] += 1
         for transfer_id in node.reconciler.on_status(status.last_seq_seen, status.open_ids):
             self._counters["transfers_lost"] += 1
             lost = rx.Lost(f"{node.info.node_id} does not know the transfer", quiet=True)

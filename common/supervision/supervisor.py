@@ -183,13 +183,14 @@ class Supervisor:
         service.child = self._children.spawn(service.spec, service.more_argv)
 
     def _restart(self, service: _Service) -> None:
-        self._restarts[service.spec.role][service.why] += 1
-        service.why = "died"
         try:
             self._start(service)
         except OSError as error:
             delay_s = service.policy.died(time.monotonic())
             log.error("%s cannot be started: %s; trying again in %g s", service.spec.name, error, delay_s)
+            return
+        self._restarts[service.spec.role][service.why] += 1
+        service.why = "died"
         self._tell_restarts()
 
     def _take(self, service: _Service, notice: dict[str, Any]) -> None:

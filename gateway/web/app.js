@@ -8,7 +8,7 @@ import { History, parse } from "./metrics.js";
 import { showNodes } from "./nodes.js";
 import { KEEP_MS, showPlots } from "./plots.js";
 import { Poller } from "./poller.js";
-import { KeyNeeded, ask, rememberKey } from "./server.js";
+import { KeyNeeded, read, rememberKey } from "./server.js";
 import { beginWaterfall, showRequests } from "./waterfall.js";
 
 const PATIENCE_MS = 8000;
@@ -22,10 +22,10 @@ function tell(state, text) {
 }
 
 async function round() {
-  const read = async (path, kind, others) => (await ask(path, { signal: AbortSignal.timeout(PATIENCE_MS) }, others))[kind]();
+  const get = (path, kind, others) => read(path, kind, { signal: AbortSignal.timeout(PATIENCE_MS) }, others);
   const [ledgers, requests, metrics, health, models] = await Promise.all([
-    read("debug/kv", "json"), read("debug/requests", "json"), read("metrics", "text"), read("health", "json", [503]),
-    hasModel ? null : read("v1/models", "json"),
+    get("debug/kv", "json"), get("debug/requests", "json"), get("metrics", "text"), get("health", "json", [503]),
+    hasModel ? null : get("v1/models", "json"),
   ]);
   if (models) showModel(models.data[0].id);
   hasModel = true;
@@ -51,8 +51,9 @@ function askForKey(words) {
 }
 
 const poller = new Poller(round, (error, waitMs) => {
+  hasModel = false; // it may come back with another
   if (error instanceof KeyNeeded) askForKey(error.message);
-  else tell("silent", `${error.message} Next try in ${Math.round(waitMs / 1000)} s.`);
+  else tell("silent", `${error.message.replace(/\.?$/, ".")} Next try in ${Math.round(waitMs / 1000)} s.`);
 });
 
 find("#key").addEventListener("submit", (event) => {

@@ -65,6 +65,8 @@ async function read(response, answer) {
 }
 
 function setRunning(controller) {
+  const off = find(controller ? "#send" : "#stop");
+  if (document.activeElement === off) question.focus(); // what is disabled has no keys: Esc would not stop it
   running = controller;
   find("#stop").disabled = controller === null;
   find("#send").disabled = controller !== null;

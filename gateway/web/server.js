@@ -45,6 +45,16 @@ export async function ask(path, options = {}, others = []) {
   throw response.status === 401 ? new KeyNeeded(words) : new Refused(words);
 }
 
+/** Return what a request's response has in it, as "json" or "text". */
+export async function read(path, kind, options, others) {
+  const response = await ask(path, options, others);
+  try {
+    return await response[kind]();
+  } catch {
+    throw new NotAnswering("The server's answer is not whole, or not Baton's.");
+  }
+}
+
 /** Yield the data of each server-sent event, parsed, up to [DONE]; an event may say that it failed. */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();

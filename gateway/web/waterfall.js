@@ -5,7 +5,7 @@ import { STAGES, drawBar, inWords, numbers, route, segments, ttftBar } from "./s
 
 const MOST_ROWS = 100;
 const FIT_ROWS = 26; // so many of the newest are on the axis from their start
-const SPANS_MS = [100, 200, 400, 600, 1e3, 2e3, 3e3, 4e3, 6e3, 8e3, 12e3, 20e3, 30e3, 40e3, 60e3, 80e3, 120e3, 300e3];
+const SPANS_MS = [100, 200, 400, 600, 1e3, 2e3, 3e3, 4e3, 6e3, 8e3, 12e3, 20e3, 30e3, 40e3, 60e3, 80e3, 120e3, 240e3]; // then whole multiples of the last
 const TICKS = 4;
 
 const list = find("#rows");
@@ -39,7 +39,7 @@ function update(item, request, axis) {
 
 /** Return what the bars' width is to mean, if it must hold `ms`; what it meant before, if that will do. */
 function fit(ms) {
-  if (ms > lastSpanMs || ms < 0.45 * lastSpanMs) lastSpanMs = SPANS_MS.find((span) => span >= ms) ?? SPANS_MS.at(-1);
+  if (ms > lastSpanMs || ms < 0.45 * lastSpanMs) lastSpanMs = SPANS_MS.find((span) => span >= ms) ?? 240e3 * Math.ceil(ms / 240e3);
   return lastSpanMs;
 }
 

@@ -51,6 +51,12 @@ def test_everything_is_named_and_inside(title: str, charts: list[Chart], notes: 
     assert len(elements(picture, "polyline")) == len(lines)
 
 
+def test_what_xml_cannot_have_is_left_out() -> None:
+    chart = Chart("a\x00b", "x\x1b", "y", [Series("s\ud800<&", [(0.0, 1.0)], 0)])
+    titles = [element.text for element in elements(draw("<t>\x07", [chart], ["a\ufffe note"]), "title")]
+    assert titles == ["<t>", "ab", "s<&"]
+
+
 def test_larger_is_higher_and_later_is_further_right() -> None:
     for is_log in (False, True):
         chart = Chart("t", "x", "y", [Series("s", [(0.0, 1.0), (1.0, 10.0), (2.0, 100.0)], 0)], is_log)

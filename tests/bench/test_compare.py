@@ -28,7 +28,7 @@ from cli import baton
 from common.errors import ConfigError
 from tests.bench.fast_server import FastServer, Json, serving
 
-# 8 requests a cell, two of them long; at a rate they come within 8 / rate seconds.
+# 8 requests at a rate, two of them long, within 8 / rate seconds; 16 where a server gets as many as it takes.
 FEW = ("--seconds", "0.01", "--concurrency", "8", "--rates", "10")
 LONG = 300
 SIZES = ("--short-prompt-tokens", "20", "--long-prompt-tokens", str(LONG), "--output-tokens", "4")
@@ -100,11 +100,11 @@ def test_failures_are_said_before_anything_else() -> None:
 
 
 def test_rounds_that_contradict_each_other_are_no_answer() -> None:
-    # 8 requests one by one, then 16 a round: as many as it takes, and a rate.
+    # 8 requests one by one, then 24 a round: as many as it takes, and a rate.
     count = itertools.count()
 
     def moody(body: Json) -> float:
-        return (0.02, 0.32)[max(0, next(count) - 8) // 16 % 2]
+        return (0.02, 0.32)[max(0, next(count) - 8) // 24 % 2]
 
     found = run_compare(FastServer(first_s=moody, rest_s=0.004), slow(80, 4), "--rounds", "2")
     assert (found["verdict"], found["rule"]) == ("cannot tell", 6)
@@ -148,6 +148,17 @@ def test_both_servers_get_the_same_requests_in_turn(tmp_path: Path) -> None:
     assert {"time to first token", "time between tokens", "goodput"} <= titles.keys()
 
 
+def test_plot_that_could_not_be_written_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+    with serving(FastServer()) as url:
+        for command in (
+            ["compare", "--disaggregated-url", url, "--colocated-url", url],
+            ["serve", "--url", url],
+        ):
+            result = CliRunner().invoke(bench, [*command, "--plot", str(tmp_path / "none" / "a.svg")])
+            assert result.exit_code == 2
+            assert f"{tmp_path / 'none'} is no folder that can be written" in result.stderr
+
+
 def test_mix_has_its_share_of_long_prompts() -> None:
     mix = Mix(20, LONG, 0.25, 5, seed=1)
     lengths = mix.lengths(40, number=3)
@@ -172,6 +183,7 @@ def test_rates_are_parts_of_what_the_better_server_takes() -> None:
     cells = json.loads(result.stdout.splitlines()[-1])["comparison"]["cells"]
     low, high = sorted({cell["rate"] for cell in cells} - {None})
     assert high == pytest.approx(2 * low, rel=0.01)
+    assert {cell["requests"] for cell in cells if cell["rate"] is None} == {2 * 8}  # it gets full
     assert 2 < low < 8  # a tenth of 8 in 0.1 s; of the slower one it would be below 2
 
 

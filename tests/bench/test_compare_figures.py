@@ -51,6 +51,15 @@ def test_best_goodput_may_be_at_different_rates() -> None:
     assert comparison.evidence(0.1).figures["goodput"].gain == pytest.approx(9 / 5)
 
 
+def test_nothing_within_the_limits_is_said_as_it_is_and_still_compared() -> None:
+    comparison = compared({(COLOCATED, rate): {"within": 0.0, "good": 0.0} for rate in (2.0, 5.0, 9.0)})
+    assert comparison.mean(COLOCATED, 9.0, "within") == comparison.mean(COLOCATED, 9.0, "good") == 0.0
+    rows = [row for row in comparison.rows() if row.rule.key == "within" and row.rate is not None]
+    assert [row.values[COLOCATED] for row in rows] == [0.0] * 3
+    judgement = judge(comparison.evidence(0.1))
+    assert (judgement.verdict, judgement.rule) == (Verdict.DISAGGREGATE, 3)
+
+
 def test_rounds_without_an_answer_leave_a_figure_out() -> None:
     comparison = compared({})
     comparison.cells = [

@@ -65,23 +65,25 @@ estimate. The first six stages add up to `ttft_ms`, that and `decode_ms` to `tot
 | --- | --- | --- |
 | `tokenize_ms` | the first bytes of the request came | it was tokenized, and given to a decode node |
 | `submit_ms` | | the decode node took it |
-| `queue_ms` | | a prefill node launched the first chunk of the prompt: it waited for pages, and for its turn |
+| `queue_ms` | | the first chunk of the prompt was launched, on a prefill node or the decode node itself: it waited for pages, and for its turn |
 | `prefill_ms` | | the last chunk was done; with it came the first token |
 | `transfer_ms` | | the decode node had the token and all pages; almost 0 where it computed them itself |
-| `send_ms` | | the first token was written to the client; where nothing streams, the gateway had it |
+| `send_ms` | | the first token was written to the client (half a character, and what may begin a stop string, waits for more); where nothing streams, the gateway had it |
 | `decode_ms` | | the answer was at its end |
-| `first_decode_ms` | the decode node had the pages | it had the second token; null where there is none |
+| `first_decode_ms` | the decode node had the pages | it had the second token |
 
-`prefill_node` (null: the decode node computed the prompt) and `decode_node` say who did it, and `stamps_ms` when, since the first
+`prefill_node` (null: the decode node computed the prompt, or it did not come to that) and `decode_node` say who did it, and `stamps_ms` when, since the first
 bytes: `received`, `tokenized`, `submitted`, `queued`, `granted` (pages and a prefill node), `prefill_start`, `chunks` (a list), `committed`
 (the prefill node had sent all), `arrived`, `prebuilt` (it joined the running batch), `first_token`, `second_token`, `done`. What did
-not happen is null.
+not happen is null. `prebuilt`, `second_token` and `first_decode_ms` are known with the last token of the decode node alone: they are null, too, where
+the gateway ended the answer before, at a stop string or because its client left.
 
 `GET /debug/requests` has the same for all requests that live, and the last 200 that ended, the newest first: `{"gateway", "now_s",
-"requests": [...]}`, each with `id`, `choice`, `endpoint`, `state` (`tokenizing`, `submitted`, `queued`, `granted`, `prefill`, `decoding`,
+"requests": [...]}`, each with `id`, `choice`, `endpoint`, `state` (`tokenizing`, `submitted`, `queued`, `granted`, `decoding`,
 `done`), `outcome` (null while it lives, then `success`, `client_gone`, `rejected` or `failed`), `error`, `finish_reason` (`stop` where tools are called,
-too), `prompt_tokens`, `output_tokens`, `received_s` (seconds since 1970) and `timings`, null where not known yet. It has no prompt and no text. Of a prefill
-in progress the gateway hears at its end, so a request stays `granted` until then. Of several gateways the one that is asked tells
+too), `prompt_tokens`, `output_tokens`, `received_s` (seconds since 1970) and `timings`, null where not known yet. It has no prompt and no text; an `error` is what its
+client was told, and may quote what was wrong, like the name of a field. Of a prefill in progress the gateway hears at its end, so a request stays `granted` until then; what a decode node
+has queued it says once a second, so one that waits may be `submitted` for so long. Of several gateways the one that is asked tells
 of its own (`gateway`).
 
 With `--otlp-traces-endpoint URL`, or the standard `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`, each call becomes an OpenTelemetry span

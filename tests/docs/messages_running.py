@@ -220,8 +220,9 @@ MISMATCHES = [
                 "it needs processes of two users; tests/wire/test_shm.py tries it without"
             ),
         },
-        "A prefill node cannot open the decode node's memory, so pages take the slow way, `frames`. They run as different "
-        "users, in different containers, or the kernel forbids it (yama, seccomp).",
+        "A prefill node cannot open the decode node's memory, so pages take the slow way, `frames`. They run on different "
+        "hosts, where this is as it should be, as different users, in different containers, or the kernel forbids it "
+        "(yama, seccomp).",
         "Run both as one user in one PID namespace (containers: `--pid=container:...`, `--cap-add SYS_PTRACE`). It works "
         "without, at a third of the speed.",
     ),

@@ -114,11 +114,16 @@ STARTING = [
             ),
             "traces go out as <protocol>, and the environment asks for <protocol>": GRPC_TRACES,
             "no traces: <reason>": GRPC_TRACES,
+            "OpenTelemetry refuses its settings: <reason>": baton(
+                "gateway", "{tiny}", "--port", "0", "--otlp-traces-endpoint", "http://127.0.0.1:9/v1/traces",
+                OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT="many",
+            ),
         },
         "Traces are sent to a collector of OpenTelemetry over HTTP. With the variables `OTEL_EXPORTER_OTLP_*`, which may be "
         "there for other programs, the server goes on without.",
         "Give the whole address, `http://HOST:4318/v1/traces`; the collector's port for gRPC (4317) does not do. Where "
-        'packages are missing: `pip install "baton-serve[otel]"`.',
+        'packages are missing: `pip install "baton-serve[otel]"`. A setting that is refused is one of the other `OTEL_*` '
+        "variables: mend or unset it.",
     ),
     Row(
         {

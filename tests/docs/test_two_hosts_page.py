@@ -84,6 +84,7 @@ def test_its_commands_make_a_server_of_two_hosts(page: Page) -> None:
     poll_until(ready, START_S, "a usable pair", page.said)
     assert f"tcp://{page.hosts.two_to_one}:7001" in " ".join(page.here(starts[2], HOST_A))
     page.logs["decode"].wait_for(r"linked to prefill-\d+, plane frames")
+    page.logs["prefill"].wait_for(r"no plane shm with decode-\d+: it is on another host")
 
     done = subprocess.run(page.here(ask, page.hosts.one_to_test), capture_output=True, text=True, check=True)
     assert '"object":"chat.completion"' in done.stdout

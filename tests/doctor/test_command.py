@@ -113,6 +113,14 @@ def test_a_signal_ends_all_of_it(tiny_model: Path, signum: signal.Signals, statu
         assert b"Traceback" not in doctor.stderr.read()
 
 
+def test_what_others_named_cannot_write_over_the_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    Lines(4).row(Row("group", "name", problem("by pid 1 (a\x1b[2Kb\nok)", "end\rit")))
+    written = capsys.readouterr().out
+    assert "by pid 1 (a [2Kb ok)" in written
+    assert "to do: end it" in written
+    assert written.count("\n") == 3
+
+
 @pytest.mark.parametrize("no_color", [False, True])
 def test_colours_are_for_terminals_that_want_them(no_color: bool) -> None:
     script = (

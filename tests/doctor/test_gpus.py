@@ -143,6 +143,9 @@ def test_triton_and_what_it_needs(tmp_path: Path) -> None:
     assert judge_triton("3.7.1", None, header, cache).level is Level.PROBLEM
     cold = judge_triton("3.7.1", "/usr/bin/gcc", header, cache)
     assert (cold.level, "is empty" in cold.found) == (Level.OK, True)
+    (tmp_path / "file").touch()
+    unwritable = judge_triton("3.7.1", "/usr/bin/gcc", header, tmp_path / "file" / "cache")
+    assert (unwritable.level, "cannot be written" in unwritable.found) == (Level.PROBLEM, True)
     (cache / "one").mkdir(parents=True)
     assert judge_triton("3.7.1", "/usr/bin/gcc", header, cache).facts == {"built": 1}
 

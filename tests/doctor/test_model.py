@@ -96,6 +96,8 @@ def test_a_model_of_the_hub_is_looked_for_without_the_hub(
 
 def test_a_gguf_file_is_here_once_it_is_converted(tiny_model: Path, tmp_path: Path) -> None:
     gguf, cache = tmp_path / "tiny.gguf", tmp_path / "cache"
+    gguf.touch()
+    assert_problem(find_one("model", gguf, cache=str(cache)), "it does not begin as one")
     write_gguf(gguf, tiny_model)
     finding = find_one("model", gguf, cache=str(cache))
     assert (finding.level, "it is converted at the first start" in finding.found) == (Level.WARNING, True)

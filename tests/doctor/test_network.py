@@ -104,5 +104,29 @@ def test_an_address_that_is_not_ours_is_a_problem(host: str, words: str) -> None
     assert words in finding.found
 
 
+def test_who_has_a_port_is_not_guessed() -> None:
+    with socket.socket() as bound:  # it does not listen, so that no table has it
+        bound.bind(("127.0.0.1", 0))
+        port = bound.getsockname()[1]
+        assert (
+            find_one("port", port=port).found
+            == f"port {port} of 127.0.0.1 is taken; who has it cannot be seen"
+        )
+
+
 def test_a_port_that_the_system_picks_is_free() -> None:
     assert find_one("port", port=0).found == "127.0.0.1: a port that the system picks"
+
+
+def test_a_key_in_a_command_is_not_shown(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net" / "tcp").write_text("sl\n 0: 0100007F:1F40 00000000:0000 0A 0:0 0:0 0 0 0 77 1\n")
+    (tmp_path / "12" / "fd").mkdir(parents=True)
+    (tmp_path / "12" / "fd" / "3").symlink_to("socket:[77]")
+    for said, shown in (
+        ("baton serve --api-key sk-1 --port 8000", "baton serve --api-key *** --port 8000"),
+        ("vllm serve m --api-key=sk-1", "vllm serve m --api-key=***"),
+        ("baton serve --api-key @file --keys folder", "baton serve --api-key @file --keys folder"),
+    ):
+        (tmp_path / "12" / "cmdline").write_bytes(said.replace(" ", "\0").encode() + b"\0")
+        assert listeners(8000, tmp_path) == [f"pid 12 ({shown})"]

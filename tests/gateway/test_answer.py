@@ -6,12 +6,13 @@ import asyncio
 import time
 
 import pytest
+from prometheus_client import Histogram
 
 from common.messages import int32s
 from common.request import FinishReason, SamplingParams
 from gateway.answer import Answer, Delta, TextRules
 from gateway.fake import FakeNodes, FakeStream, Script
-from gateway.histograms import InterTokenTimes
+from gateway.histograms import INTER_TOKEN_S, InterTokenTimes
 from gateway.text import TextPipeline
 from gateway.timeline import GatewayStamps
 from tests.tiny import IM_END
@@ -25,6 +26,7 @@ def run(
     stops: tuple[str, ...] = (),
     min_tokens: int = 0,
     tokens_per_event: int = 1,
+    token_times: InterTokenTimes | None = None,
 ) -> tuple[Answer, list[Delta], FakeStream]:
     script = Script(lambda _: tokens, tokens_per_event=tokens_per_event, eos_token_ids=(IM_END,))
     (stream,) = FakeNodes(script).submit(
@@ -36,7 +38,8 @@ def run(
 
     async def follow() -> None:
         ended = asyncio.get_running_loop().create_future()
-        answer.follow(lambda _, delta: deltas.append(delta), ended.set_result, InterTokenTimes())
+        times = token_times or InterTokenTimes()
+        answer.follow(lambda _, delta: deltas.append(delta), ended.set_result, times)
         assert await ended is None
 
     asyncio.run(follow())
@@ -69,6 +72,20 @@ def test_stop_string_inside_the_first_token(text: TextPipeline) -> None:
     answer, deltas, stream = run(text, token, stops=("h",))
     assert (shown(deltas), answer.num_tokens, deltas[-1].finish) == (" t", 1, FinishReason.STOP)
     assert stream.aborted
+
+
+@pytest.mark.parametrize("num_tokens", [3, 4])
+def test_times_between_tokens_are_counted_for_those_of_the_answer(
+    text: TextPipeline, num_tokens: int
+) -> None:
+    ids = text.encode(["fox jumps over the lazy dog"], special_tokens=False)[0]
+    stop = text.detokenizer().add(ids[num_tokens - 1])
+    times, histogram = InterTokenTimes(), Histogram("a", "b", buckets=INTER_TOKEN_S, registry=None)
+    answer, _, _ = run(text, ids, stops=(stop,), tokens_per_event=2, token_times=times)
+    times.flush(histogram)
+    assert answer.num_tokens == num_tokens
+    counted = next(s.value for s in histogram.collect()[0].samples if s.name.endswith("_count"))
+    assert counted == num_tokens - 2  # before the first two there is none
 
 
 @pytest.mark.parametrize("tokens_per_event", [1, 2, 5, 50])

@@ -172,18 +172,34 @@ def test_before_the_first_token_another_has_it_unseen(end: Ending) -> None:
     run(story)
 
 
+def test_a_request_that_waits_at_its_node_is_queued_there_since_it_was_sent() -> None:
+    async def story(world: World) -> None:
+        before_s = time.monotonic()
+        stream, node = await world.submit()
+        sent_s = time.monotonic()
+        await world.until(lambda: stream.stamps.queued_s is not None)  # by its node's next Status
+        assert stream.stamps.queued_s is not None
+        assert before_s <= stream.stamps.queued_s <= sent_s
+        assert stream.stamps.granted_s is None
+        node.granted(1.0)
+        await world.until(lambda: stream.stamps.granted_s is not None)
+        assert stream.stamps.queued_s == 1.0  # what the node says itself
+
+    run(story)
+
+
 @pytest.mark.parametrize("end", [leave, die])
 def test_its_stamps_are_those_of_the_last_that_had_it(end: Ending) -> None:
     async def story(world: World) -> None:
         stream, first = await world.submit()
-        assert stream.stamps == NodeStamps(first.link.local.node_id)
+        assert replace(stream.stamps, queued_s=None) == NodeStamps(first.link.local.node_id)
         first.granted(1.0)
         await world.until(lambda: stream.stamps.prefill_node is not None)
         assert stream.stamps.decode_node == first.link.local.node_id
         await end(world, first)
         second = await world.holder(first)
         name = second.link.local.node_id
-        assert stream.stamps == NodeStamps(name)
+        assert replace(stream.stamps, queued_s=None) == NodeStamps(name)
         begun = Begun(second.granted(2.0), PrefillStamps(3.0, (4.0, 5.0), 5.5), arrived_s=6.0)
         second.token(finish=FinishReason.LENGTH, begun=(begun,))
         await stream.next()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 import sys
@@ -20,9 +21,10 @@ from opentelemetry.trace import SpanKind, StatusCode
 from common.config import GatewayConfig
 from common.errors import ConfigError
 from gateway.fake import Script
-from gateway.live_requests import gateway_id
+from gateway.live_requests import RequestRecord, gateway_id
 from gateway.spans import SaysOnce, Spans
 from gateway.text import TextPipeline
+from gateway.timeline import GatewayStamps
 from gateway.tracing import Tracing, open_tracing
 from tests.gateway.conftest import MODEL, LiveServer
 from tests.gateway.live import live_gateway
@@ -200,6 +202,23 @@ def test_more_than_can_be_traced_is_left_out(
     assert sum("than can be traced" in record.message for record in caplog.records) == 1
 
 
+@pytest.mark.parametrize(("close_s", "made"), [(60.0, 3), (0.0, 0)])
+def test_the_end_does_not_wait_for_all_that_is_left(
+    monkeypatch: pytest.MonkeyPatch, close_s: float, made: int
+) -> None:
+    monkeypatch.setattr("gateway.spans.CLOSE_S", close_s)
+    traced = Traced()
+    stamps = GatewayStamps(1.0, 2.0, 3.0, 4.0, 5.0)
+    records = [RequestRecord("cmpl-1", i, "/v1/completions", stamps) for i in range(3)]
+
+    async def end_at_once() -> None:
+        traced.tracing.add(records, MODEL, None, ())
+        traced.tracing.close()
+
+    asyncio.run(end_at_once())
+    assert (len(traced.named("llm_request")), len(traced.named("choice"))) == (1, made)
+
+
 # Over HTTP ----------------------------------------------------------------------------------------------
 
 
@@ -260,6 +279,16 @@ def test_what_cannot_be_done_is_an_error_where_the_option_asks(caplog: pytest.Lo
     assert not caplog.records
     assert open_tracing(None, grpc) is None
     assert "grpc" in caplog.text
+
+
+def test_what_the_packages_refuse_is_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT", "many")
+    with pytest.raises(ConfigError, match="OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT"):
+        open_tracing("http://x:4318/v1/traces", {})
+    assert open_tracing(None, {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://x:4318"}) is None
+    assert "no traces: OpenTelemetry refuses its settings" in caplog.text
 
 
 def test_without_the_packages_it_says_what_to_install(

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import itertools
-import re
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, Route, expect
+from playwright.sync_api import Browser, expect
 from tokenizers import Tokenizer
 
 from common.config import GatewayConfig
@@ -16,56 +14,11 @@ from gateway.fake import Script
 from gateway.text import TextPipeline
 from tests.gateway.conftest import MODEL, WAIT_S, LiveServer
 from tests.gateway.live import live_gateway
-from tests.tiny import IM_END
-from tests.web.browser import DESKTOP, PHONE, Watched, opened
+from tests.web.browser import Watched, opened
+from tests.web.steps import chat, says, with_answers
 
 MARKUP = "<img src=x onerror=alert(1)><b>bold</b>"
 KEY = "sk-the-quick-brown-fox"
-# Every text against the ground that it stands on, by WCAG 2.1's formula.
-CONTRASTS = """() => {
-  const parse = (color) => color.match(/[\\d.]+/g).map(Number);
-  const light = (color) => parse(color).slice(0, 3).map((c) => c / 255)
-    .map((c) => (c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4))
-    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
-  const ground = (node) => {
-    const color = getComputedStyle(node).backgroundColor;
-    return (parse(color)[3] ?? 1) === 0 && node.parentElement ? ground(node.parentElement) : color;
-  };
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
-  const found = [];
-  while (walker.nextNode()) {
-    const node = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || !node.checkVisibility()) continue;
-    if (node.closest(":disabled, noscript")) continue;
-    const [a, b] = [light(getComputedStyle(node).color), light(ground(node))].sort((x, y) => y - x);
-    found.push([Math.round(100 * (a + 0.05) / (b + 0.05)) / 100, walker.currentNode.data]);
-  }
-  return found;
-}"""
-# What one would have to scroll sideways for.
-SIDEWAYS = """() => [...document.querySelectorAll('html, section, #log, #rows, #detail')]
-  .filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.id || node.tagName)"""
-
-
-def says(byte_level: Tokenizer, text: str, **script: Any) -> Script:
-    """Have the nodes answer with a text."""
-    ids = [*byte_level.encode(text, add_special_tokens=False).ids, IM_END]
-    return Script(lambda _: ids, eos_token_ids=(IM_END,), **script)
-
-
-def with_answers(page: Page, change: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
-    """Change what /debug/requests answers."""
-
-    def answer(route: Route) -> None:
-        response = route.fetch()
-        route.fulfill(response=response, json=change(response.json()))
-
-    page.route("**/debug/requests", answer)
-
-
-def chat(page: Page, question: str) -> None:
-    page.get_by_label("Message").fill(question)
-    page.get_by_role("button", name="Send", exact=True).click()
 
 
 def test_an_answer_comes_in_and_shows_where_its_time_went(
@@ -122,16 +75,24 @@ def test_the_keyboard_alone_will_do(watched: Watched, server: LiveServer, byte_l
     assert server.nodes.streams[-1].aborted
     # Its timeline is the server's, which saw its client leave.
     expect(page.locator("#log .answer .timeline dl")).to_have_count(3)
+    # With the button of its own: the keys go on in the message.
+    page.keyboard.type("four")
+    page.keyboard.press("Tab")  # Stop is disabled
+    expect(page.get_by_role("button", name="Send", exact=True)).to_be_focused()
+    page.keyboard.press("Space")
+    expect(page.locator("#log .answer .text").last).not_to_be_empty()
+    page.keyboard.press("Escape")
+    expect(page.locator("#log .answer .timeline").last).to_contain_text("Stopped.")
     # From the message back to the requests: Tab goes to one row, arrows to the others.
     rows = page.locator("#rows .row")
-    expect(rows).to_have_count(3)
+    expect(rows).to_have_count(4)
     expect(rows.first).to_contain_text("client gone")
     page.get_by_label("all").focus()
     seen = []
     for key in ("Tab", "Tab", "ArrowDown", "ArrowDown", "ArrowUp", "End", "Home"):
         page.keyboard.press(key)
         seen.append(page.evaluate("[...document.querySelectorAll('.row')].indexOf(document.activeElement)"))
-    assert seen == [-1, 0, 1, 2, 1, 2, 0]
+    assert seen == [-1, 0, 1, 2, 1, 3, 0]
     assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
     expect(page.locator("#detail")).to_contain_text("client gone")
     page.keyboard.press("Tab")  # out of the list again
@@ -240,49 +201,23 @@ def test_a_filter_shows_those_that_live_or_ended(
     expect(rows).to_have_count(2)
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("size", [DESKTOP, PHONE], ids=["desktop", "phone"])
-def test_it_can_be_read(
-    chromium: Browser, server: LiveServer, byte_level: Tokenizer, size: tuple[int, int], scheme: str
-) -> None:
-    server.nodes.script = says(byte_level, "wordwithoutend" * 20)
-    server.nodes.missing = ("prefill-1",)
-    with opened(chromium, server.url, size, scheme, reduced_motion="reduce") as watched:
-        page = watched.page
-        page.goto("/")
-        chat(page, "x" * 100)
-        expect(page.locator("#log .timeline dl")).to_be_visible()
-        server.nodes.script = Script(fail_after=0)
-        chat(page, "again")
-        expect(page.locator("#log [role=alert]")).to_be_visible()
-        page.locator("#rows .row[data-state=failed]").focus()
-        expect(page.locator("#detail .error")).to_be_visible()
-        assert page.evaluate(SIDEWAYS) == []
-        poor = [(ratio, words) for ratio, words in page.evaluate(CONTRASTS) if ratio < 4.5]
-        assert poor == []
-        assert page.evaluate("document.getAnimations().length") == 0
-        watched.errors.clear()  # the browser's own line about a status of 503
-        watched.assert_behaved()
-
-
-def test_a_screen_reader_finds_its_way(watched: Watched, server: LiveServer, byte_level: Tokenizer) -> None:
+def test_bars_of_long_requests_are_whole(watched: Watched, server: LiveServer, byte_level: Tokenizer) -> None:
     server.nodes.script = says(byte_level, "one")
     page = watched.page
+
+    def change(answer: dict[str, Any]) -> dict[str, Any]:
+        for request in answer["requests"]:
+            request["timings"] |= {"decode_ms": 1e6, "total_ms": 1e6}
+        return answer
+
+    with_answers(page, change)
     page.goto("/")
     chat(page, "hello")
     expect(page.locator("#rows .row")).to_have_count(1)
-    for landmark in ("banner", "main", "navigation"):
-        expect(page.get_by_role(landmark)).to_have_count(1)
-    titles = ["Nodes and their KV pages", "Throughput and latency", "Requests", "Chat", "Failures"]
-    for title in titles:
-        expect(page.get_by_role("region", name=title, exact=True)).to_have_count(1)
-    expect(page.get_by_role("log", name="Conversation")).to_have_attribute("aria-live", "polite")
-    expect(page.get_by_role("img", name="free")).to_have_count(2)  # the pages of each node, in words
-    row = page.get_by_role("list", name="Requests, newest first").get_by_role("button")
-    for stage in ("tokenize", "submit", "queue", "prefill", "transfer", "send", "decode"):
-        expect(row).to_have_accessible_name(re.compile(rf"\b{stage} [\d.]+ m?s"))
-    nameless = page.evaluate(
-        "() => [...document.querySelectorAll('input, textarea, button')]"
-        ".filter((e) => !e.labels?.length && !e.textContent.trim()).length"
-    )
-    assert nameless == 0
+    page.get_by_label("at their start").check()
+    expect(page.locator("#requests .axis span").last).to_have_text("20 min")
+    bar = page.locator("#rows svg").bounding_box()
+    decode = page.locator("#rows rect[data-stage=decode]").bounding_box()
+    assert bar is not None
+    assert decode is not None
+    assert decode["width"] == pytest.approx(bar["width"] * 1000 / 1200, abs=1)

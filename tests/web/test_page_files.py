@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from setuptools.command.build_py import build_py
 from common.config import GatewayConfig
 from gateway.page_files import FOLDER
 from gateway.text import TextPipeline
-from tests.gateway.conftest import LiveServer
+from tests.gateway.conftest import WAIT_S, LiveServer
 from tests.gateway.live import live_gateway
 
 ROOT = Path(__file__).parents[2]
@@ -74,6 +75,28 @@ def test_a_file_needs_no_key_and_is_sent_once(http: httpx.Client, path: str) -> 
 )
 def test_nothing_else_is_served(http: httpx.Client, path: str, status: int) -> None:
     assert http.get(path).status_code == status
+
+
+ODD = """
+//health //ready // /. //v1/models //debug/kv ///debug/kv /%2fdebug/kv /health/../debug/kv
+/health%2f..%2fdebug/kv /health/ /health%00 /health;/debug/kv /web/../debug/kv /web/%2e%2e/debug/kv
+/web/..%2fdebug/kv /web%2f..%2fdebug%2fkv /web/%2e%2e%2fmetrics /web/debug/kv /web/app.js/../../debug/kv
+http://x/debug/kv http://x//debug/kv http://x/web/../debug/kv /debug/kv#/web/ /debug/kv?/web/ /web/%00
+/web/app.js%00 /web/%ff /WEB/app.js //web/app.js //v1/completions /web/../v1/completions
+/web/..%2fv1/completions /web/v1/completions /health/../v1/completions
+"""
+
+
+@pytest.mark.parametrize("method", ["GET", "POST", "HEAD"])
+@pytest.mark.parametrize("target", ODD.split())
+def test_an_odd_path_is_no_way_round_the_key(guarded: LiveServer, method: str, target: str) -> None:
+    """As it is on the wire: a client of HTTP would put the path in order first."""
+    head = f"{method} {target} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", guarded.port), timeout=WAIT_S) as sock:
+        sock.sendall(head.encode())
+        answer = sock.makefile("rb").read()
+    assert int(answer.split()[1]) in (401, 404, 405)
+    assert guarded.nodes.streams == []
 
 
 def test_it_is_only_read(http: httpx.Client) -> None:

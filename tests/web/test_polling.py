@@ -63,6 +63,22 @@ def test_it_says_when_nobody_answers_and_asks_less_often(chromium: Browser, serv
         assert watched.strangers == []
 
 
+def test_an_answer_of_something_else_is_said_and_another_model_is_seen(watched: Watched) -> None:
+    page = watched.page
+    stop_clock(page)
+    page.goto("/")
+    status = page.locator("#status")
+    expect(status).to_contain_text("live")
+    page.route("**/debug/kv", lambda route: route.fulfill(body="<html>a proxy's</html>"))
+    page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "another"}]}))
+    page.clock.run_for(1000)
+    expect(status).to_have_text("The server's answer is not whole, or not Baton's. Next try in 2 s.")
+    page.unroute("**/debug/kv")
+    page.clock.run_for(2000)
+    expect(status).to_contain_text("live")
+    expect(page.locator("#model")).to_have_text("another")
+
+
 def test_nobody_is_asked_while_nobody_looks(watched: Watched) -> None:
     page = watched.page
     page.add_init_script("Object.defineProperty(document, 'hidden', {get: () => window.isHidden ?? false})")

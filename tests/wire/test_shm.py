@@ -145,6 +145,21 @@ def test_frames_are_taken_where_it_cannot_be_mapped_and_it_is_said(
         assert world.same_pages([7], [3])
 
 
+def test_between_hosts_frames_are_no_fallback(
+    context: Context, address: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def from_elsewhere(greeting: Hello) -> Hello:
+        greeting = offers_both(greeting)
+        host = replace(greeting.host, boot_id="another")
+        return replace(greeting, host=host) if greeting.role is Role.DECODE else greeting
+
+    with closing(World(context, address, plane=SHM, greet=from_elsewhere)) as world:
+        assert world.p.counters()["planes_fallen_back"] == 0
+        assert "prefill-0: no plane shm with decode-0: it is on another host" in caplog.text
+        world.hand_over([7], [3])
+        assert world.same_pages([7], [3])
+
+
 def test_a_d_that_wants_nothing_else_is_refused_and_others_are_served(
     context: Context, address: str, pool: KVPool, caplog: pytest.LogCaptureFixture
 ) -> None:
