@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from common.messages import Begun, Commit, Granted, Status, Tokens
-from common.request import MOST_S, PrefillStamps, SamplingParams
+from common.request import MAX_CHUNK_STAMPS, MOST_S, PrefillStamps, SamplingParams
 from gateway.nodes import NodeStamps
 from tests.faults.world import TURN_S, D, G, P, World, world
 from tests.faults.world_asked import Asked
@@ -124,7 +124,7 @@ def test_each_choice_has_the_stamps_of_its_prompt(tiny_model: Path) -> None:
 NONSENSE = (
     PrefillStamps(MOST_S, (-MOST_S, MOST_S), -MOST_S),
     PrefillStamps(-5.0, (), None),
-    PrefillStamps(0.0, tuple(float(-i) for i in range(256)), 1e-300),
+    PrefillStamps(0.0, tuple(float(-i) for i in range(MAX_CHUNK_STAMPS)), 1e-300),
 )
 
 

@@ -196,7 +196,7 @@ def test_bytes_beyond_the_credit_are_found(wrong: WrongPrefill) -> None:
     assert "beyond the credit" in wrong.until_gave_out().reason
     assert wrong.counted("chunks_broken") == 1
     wrong.total_bytes = 65 * MEBIBYTE
-    wrong.until(lambda: wrong.counted("messages_rejected") >= 2, step_s=0.3)  # in each Status, too
+    wrong.until(lambda: wrong.counted("messages_misplaced") >= 2, step_s=0.3)  # in each Status, too
 
 
 # Messages out of place reach D ----------------------------------------------------------------------------
