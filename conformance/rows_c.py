@@ -161,8 +161,10 @@ def scores(s: Setup, request: Body) -> list[Any]:
         "P does not send those of its token",
         patch="import dataclasses, transfer.sender_endpoint as e\n"
         "real = e.SenderEndpoint.first_token\n"
-        "e.SenderEndpoint.first_token = lambda self, key, choices, **how: real(\n"
-        "    self, key, tuple(dataclasses.replace(each, logprobs=None) for each in choices), **how)\n",
+        "def first_token(self, key, token):\n"
+        "    silent = tuple(dataclasses.replace(each, logprobs=None) for each in token.choices)\n"
+        "    real(self, key, dataclasses.replace(token, choices=silent))\n"
+        "e.SenderEndpoint.first_token = first_token\n",
     ),
 )
 def c6(s: Setup) -> None:

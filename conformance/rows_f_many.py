@@ -133,7 +133,7 @@ def f16(s: Setup) -> None:
     needs=Needs.FRESH,
     proof=Proof(
         "it is refused in silence",
-        patch="import common.peering as p\np.Peering._refused = lambda self, reason: None\n",
+        patch="import common.peering as p\np.Peering._refused = lambda *_, **__: None\n",
     ),
 )
 def f17(s: Setup) -> None:
