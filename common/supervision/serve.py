@@ -241,7 +241,7 @@ def banner(model_name: str, url: str, *, needs_key: bool = False) -> str:
         f"\nBaton serves {model_name} at {url}\n\n"
         f"  curl {url}/v1/chat/completions -H 'Content-Type: application/json' \\\n"
         f"{key}    -d {shlex.quote(json.dumps(body))}\n\n"
-        "Ctrl-C stops it.\n"
+        f"{url}/ in a browser shows it at work. Ctrl-C stops it.\n"
     )
 
 

@@ -405,7 +405,7 @@ def test_base_url_is_one_that_a_client_here_can_use(host: str, url: str) -> None
 
 def test_banner_survives_the_shell() -> None:
     text = banner('it\'s "mine"', "http://127.0.0.1:1")
-    command = text[text.index("curl") : text.index("\n\nCtrl-C")].replace("curl", "printf '%s\\n'", 1)
+    command = text[text.index("curl") : text.index("\n\nhttp")].replace("curl", "printf '%s\\n'", 1)
     printed = subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=True).stdout
     assert '"model": "it\'s \\"mine\\""' in printed
 
