@@ -63,26 +63,28 @@ def open_tracing(endpoint: str | None, environ: Mapping[str, str] = os.environ) 
     if endpoint is None and not _is_asked_for(environ):
         return None
     try:
-        if endpoint is not None and not endpoint.startswith(("http://", "https://")):
-            raise ConfigError(
-                f"--otlp-traces-endpoint {endpoint}: it begins with neither http:// nor https://"
-            )
-        protocol = _first(environ, _PROTOCOLS) or _HTTP
-        if protocol != _HTTP:
-            raise ConfigError(f"traces go out as {_HTTP}, and the environment asks for {protocol}")
-        try:
-            spans: Any = import_module("gateway.spans")
-            tracing: Tracing = spans.open_spans(endpoint)
-        except ImportError:
-            by = "--otlp-traces-endpoint" if endpoint else "exporting traces, which OTEL_EXPORTER_* ask for,"
-            raise ConfigError(f"{by} {_INSTALL}") from None
-        except ValueError as error:  # the packages read other OTEL_* variables, some as they are imported
-            raise ConfigError(f"OpenTelemetry refuses its settings: {error}") from error
+        return _open(endpoint, environ)
     except ConfigError as error:
         if endpoint is not None:
             raise
         log.warning("no traces: %s", error)
         return None
+
+
+def _open(endpoint: str | None, environ: Mapping[str, str]) -> Tracing:
+    if endpoint is not None and not endpoint.startswith(("http://", "https://")):
+        raise ConfigError(f"--otlp-traces-endpoint {endpoint}: it begins with neither http:// nor https://")
+    protocol = _first(environ, _PROTOCOLS) or _HTTP
+    if protocol != _HTTP:
+        raise ConfigError(f"traces go out as {_HTTP}, and the environment asks for {protocol}")
+    try:
+        spans: Any = import_module("gateway.spans")
+        tracing: Tracing = spans.open_spans(endpoint)
+    except ImportError:
+        by = "--otlp-traces-endpoint" if endpoint else "exporting traces, which OTEL_EXPORTER_* ask for,"
+        raise ConfigError(f"{by} {_INSTALL}") from None
+    except ValueError as error:  # the packages read other OTEL_* variables, some as they are imported
+        raise ConfigError(f"OpenTelemetry refuses its settings: {error}") from error
     return tracing
 
 
