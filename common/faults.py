@@ -17,10 +17,10 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from common.clock import Clock
 from common.errors import ConfigError
 from common.messages import MESSAGES
 
@@ -147,7 +147,7 @@ class Faults:
         ConfigError: they are no rules.
     """
 
-    def __init__(self, text: str, node_id: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, text: str, node_id: str, clock: Clock = time.monotonic) -> None:
         self.node_id = node_id
         self.clock = clock
         self._file = Path(text[1:]) if text.startswith("@/") else None
@@ -219,7 +219,7 @@ def active() -> Faults | None:
     return _active
 
 
-def begin(node_id: str, text: str | None = None, clock: Callable[[], float] = time.monotonic) -> None:
+def begin(node_id: str, text: str | None = None, clock: Clock = time.monotonic) -> None:
     """Have what is built from now on obey the rules; by default those of the environment.
 
     Raises:

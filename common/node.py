@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import zmq
 
 from common.addresses import listen_towards
+from common.clock import Clock
 from common.config import NodeConfig, TransferConfig
 from common.connector import Connector
 from common.drain import Drain
@@ -124,7 +125,7 @@ class GatewayLink:
         *,
         status_of: Callable[[int], Status],
         stats: Callable[[], tuple[PageLedger, dict[str, int]]],
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         log.info("joining the gateway at %s", address)
         self._stats = stats

@@ -10,9 +10,9 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
+from common.clock import Clock
 from common.config import DecodeConfig, DrainConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
 from common.context import open_context
 from common.device.watch import EventWatch
@@ -53,7 +53,7 @@ class DecodeNode:
         *,
         max_running: int,
         debug_checks: bool,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._engine = engine
         self._colocated = decode.colocated

@@ -6,8 +6,8 @@ The only place that knows both the scheduler and the endpoint of a prefill node.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 
+from common.clock import Clock
 from common.device.streams import Event
 from common.device.watch import EventWatch
 from common.engine.grammar_compiler import GrammarRefusal
@@ -34,7 +34,7 @@ class Handoff:
         engine: Engine,
         scheduler: PrefillScheduler[TransferKey],
         endpoint: SenderEndpoint,
-        clock: Callable[[], float],
+        clock: Clock,
     ) -> None:
         self._engine = engine
         self._scheduler = scheduler

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+from common.clock import Clock
 from common.config import DrainConfig, EngineConfig, ModelConfig, NodeConfig, TransferConfig
 from common.context import open_context
 from common.engine.loader import Duties, Engine, load_engine
@@ -37,7 +37,7 @@ class PrefillNode:
         listen: str,
         *,
         debug_checks: bool,
-        clock: Callable[[], float] = time.monotonic,
+        clock: Clock = time.monotonic,
     ) -> None:
         self._engine = engine
         self._debug_checks = debug_checks
